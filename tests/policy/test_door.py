@@ -24,6 +24,7 @@ from slosched.metrics import RequestRecord, is_good, summarize
 from slosched.perfmodel import load_model
 from slosched.policy import EDF, FCFS, Door
 from slosched.policy.door import Refuse
+from slosched.policy.kit.drop import Drop
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.scheduler import Scheduler
 from slosched.simulator.disturbances import Disturbances
@@ -61,6 +62,18 @@ def test_what_not_even_an_empty_device_could_keep_is_refused_on_arrival(
         assert (request.end_reason, request.end_s) == (EndReason.UNKEEPABLE, request.arrival_s)
         assert refusal.expected_s > refusal.promised_s
         assert refusal.retry_after_s is None
+
+
+def test_who_is_served_though_late_still_stands_before_those_that_come_later() -> None:
+    """1,900 tokens take 100 ms; their promise has expired when the first step is planned."""
+    door = Door(FCFS(drop=Drop.EXPIRED), refuse=Refuse.NOTHING)
+    replica = make_scheduler(door, num_blocks=10_000, model=FLAT)
+    late = arrived("late", tokens=1900, ttft_s=0.5, best_effort=True)
+    replica.add_request(late)
+    replica.schedule(now_s=1.0)
+    assert (late.status, late.slo) == (RequestStatus.WAITING, NO_SLO)
+    new = R("new", 100, due_s=2.0, arrival_s=1.0).request()
+    assert door.quote(new, FLAT).ttft_s[0.5] == pytest.approx(0.11)
 
 
 def test_a_tpot_counts_only_where_there_is_a_second_token() -> None:

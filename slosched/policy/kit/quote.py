@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from slosched.core import (
     LatencyModel,
+    OnInfeasible,
     PromptOrder,
     Request,
     RequestStatus,
@@ -287,8 +288,14 @@ class Quoter:
         scheduled, prompts = output.num_scheduled_tokens, self._prompts
         done_s = sum([self._advance(name, output, model) for name in scheduled if name in prompts])
         for name in output.rejected:
-            if (left := prompts.pop(name, None)) is not None and not self._is_by_length:
-                done_s += left.work_s  # those behind it need not wait for it
+            if (each := prompts.get(name)) is None:
+                continue
+            # It may be served though late: then it keeps its place where requests go by arrival.
+            may_stay = each.request.on_infeasible is not OnInfeasible.REJECT
+            if not may_stay:
+                del prompts[name]
+            if not (self._is_by_length or (may_stay and self._all_press)):
+                done_s += each.work_s  # those behind it need not wait for it
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
         is_full = self._is_pressed(now_s) and not output.is_at_leisure
