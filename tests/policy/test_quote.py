@@ -10,6 +10,7 @@ from views import FLAT, R
 from slosched.core import (
     NO_SLO,
     SLO,
+    BatchShape,
     EndReason,
     LatencyModel,
     PromptOrder,
@@ -183,6 +184,24 @@ def test_a_request_that_has_gone_is_not_waited_for() -> None:
     gone.end_reason = EndReason.CLIENT
     quoter.look()
     assert quoter.expect(new, FLAT).ttft_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("order", PromptOrder)
+def test_the_time_until_a_prompt_comes_to_an_idle_device_teaches_nothing(
+    order: PromptOrder,
+) -> None:
+    """Every minute a step of 10 ms computes a prompt beside a decode, and nothing else is done."""
+    quoter = Quoter(lambda: order)
+    step = BatchShape()
+    step.add(99, 0)
+    step.add_decodes([100])
+    for i in range(10):
+        now_s, name = 60.0 * i, f"{i}"
+        quoter.look()
+        quoter.add(quoter.expect(waiting(name, 100, now_s + 1, arrival_s=now_s), FLAT))
+        quoter.note_step(now_s, FLAT, SchedulerOutput({name: 100}, shape=step), num_decodes=1)
+    new = quoter.expect(waiting("new", 100, 601.0, arrival_s=600.0), FLAT)
+    assert (new.ttft_s, new.tpot_s) == pytest.approx((0.01, 0.01), rel=1e-3)
 
 
 def test_the_speed_of_a_long_wait_is_that_of_a_long_time_past() -> None:

@@ -306,13 +306,17 @@ class Quoter:
     def _is_by_length(self) -> bool:
         return self._order() is PromptOrder.LENGTH
 
-    def _is_pressed(self, now_s: float) -> bool:
-        """Tell whether a prompt waits that does not only get what others leave over."""
-        prompts = self._prompts.copy().values()
-        if self._all_press:
-            return bool(prompts)
-        far_s = now_s + FAR_S
-        return any(each.due_s < far_s for each in prompts)
+    def _is_pressed(self, now_s: float, come_by_s: float = math.inf) -> bool:
+        """Tell whether a prompt waits that does not only get what others leave over.
+
+        Those count that had come by `come_by_s`.
+        """
+        all_press, far_s = self._all_press, now_s + FAR_S
+        return any(
+            (all_press or each.due_s < far_s)
+            and each.request.arrival_s + each.request.server_s <= come_by_s
+            for each in self._prompts.copy().values()
+        )
 
     @property
     def _all_press(self) -> bool:
@@ -388,8 +392,8 @@ class Quoter:
         return before_s - each.work_s
 
     def _learn_speed(self, step: _Step, now_s: float) -> None:
-        # Without a prompt the device may have been idle since, or run decodes without asking.
-        presses = self._is_pressed(now_s)
+        # Without a prompt the device may run decodes without asking, or be idle until one comes.
+        presses = self._is_pressed(now_s, come_by_s=step.start_s + step.predicted_s)
         took_s = now_s - step.start_s if presses else step.predicted_s
         if step.work_s or presses:
             self._speed.observe(step.work_s, took_s, step.start_s - self._speed_seen_s)
