@@ -420,8 +420,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """Add all decodes, and once prompts are due whole ones, which makes decodes late.
 
         Fewer decodes may miss their SLO by it than prompts would.  `tpot_s` leaves no time for
-        prompts.  Returns False, and adds nothing, if it is not worth keeping and not all decodes
-        can afford a late gap.
+        prompts.  Returns False, and adds nothing, if a larger TPOT leaves them time and not all
+        decodes can afford a late gap.
         """
         view, decodes, prompts, supply = shortage
         batch, gaps = pack.batch, self._late_gaps
