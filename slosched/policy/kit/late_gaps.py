@@ -38,7 +38,7 @@ def starving_tpot_s(pace: Pace, model: LatencyModel) -> float | None:
     Returns None if the TPOT has time for a tile beside a single decode, so that prompts only wait
     until there are fewer decodes.
     """
-    if not pace.tiers:
+    if pace.keeps_all or not pace.tiers:
         return None
     with_tile_s = _with_tile_s(pace.shape, model)
     if pace.tiers[0][0] >= with_tile_s:

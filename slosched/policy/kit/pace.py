@@ -40,6 +40,8 @@ class Pace:
     """A step of all decodes and nothing else."""
     tiers: Sequence[tuple[float, int]] = ()
     """Number of decodes by TPOT, the smallest TPOT first."""
+    keeps_all: bool = False
+    """Whether the smallest TPOT for which they ask can be kept."""
 
     @classmethod
     def of(
@@ -97,6 +99,7 @@ class Pace:
             least_s,
             shape.copy(),
             tiers,
+            keeps_all=least_s > 0 and tpot_s == tiers[0][0],
         )
 
     def raised(self, tpot_s: float, model: LatencyModel, slack_s: Callable[[float], float]) -> Self:
@@ -127,6 +130,7 @@ class Pace:
             tpot_s=tpot_s,
             steps_per_s=tokens_per_s / self.shape.num_decodes,
             least_s=min(tpot_s, model.predict(due)),
+            keeps_all=False,
         )
 
     def due_within(self, time_s: float) -> BatchShape:
