@@ -135,10 +135,11 @@ def test_a_body_that_is_none_is_left_to_vllm(body: bytes) -> None:
     assert came == [body]
 
 
+DIGESTS = {name: sha256(f"sk-{name}".encode()).hexdigest() for name in ("acme", "beta")}
 TENANTS = {
     "tenants": {
-        "acme": {"key_sha256": sha256(b"sk-acme").hexdigest(), "slo_tier": "gold"},
-        "beta": {"key_sha256": sha256(b"sk-beta").hexdigest()},
+        "acme": {"key_sha256": DIGESTS["acme"], "slo_tier": "gold"},
+        "beta": {"key_sha256": DIGESTS["beta"]},
     }
 }
 
@@ -146,8 +147,8 @@ TENANTS = {
 @pytest.mark.parametrize(
     ("authorization", "fields"),
     [
-        ("Bearer sk-acme", {"slo_tenant": "acme", "slo_tier": "gold"}),
-        ("bearer  sk-beta", {"slo_tenant": "beta"}),
+        ("Bearer sk-acme", {"slo_tenant": DIGESTS["acme"], "slo_tier": "gold"}),
+        ("bearer  sk-beta", {"slo_tenant": DIGESTS["beta"]}),
         ("Basic sk-acme", {}),
         ("Bearer sk-unknown", {}),
     ],
@@ -166,7 +167,7 @@ def test_a_request_of_a_tenant_may_name_another_tier() -> None:
     app = App(TOKEN)
     asked = {"vllm_xargs": {"slo_tier": "batch"}}
     ask(app, asked, TENANTS, authorization="Bearer sk-acme")
-    assert app.document["vllm_xargs"] == {"slo_tier": "batch", "slo_tenant": "acme"}
+    assert app.document["vllm_xargs"] == {"slo_tier": "batch", "slo_tenant": DIGESTS["acme"]}
 
 
 def test_without_keys_the_header_of_llm_d_says_who_asks() -> None:

@@ -199,3 +199,14 @@ def test_a_tenant_that_is_not_one_is_an_error_at_start(
     section = {"slo_tiers": {"silver": {}}, "tenants": {"acme": tenant}}
     with pytest.raises(SettingsError, match=complaint):
         read_settings({"slosched": section})
+
+
+def test_where_tenants_have_keys_a_name_proves_nothing() -> None:
+    digest = "0" * 64  # what the middleware writes for a request that brings the key
+    section = {"tenants": {"acme": {"key_sha256": digest}}}
+    promises = read_settings({"slosched": section}).make_promises()
+    assert promises.tenant_of({"slo_tenant": digest}) == "acme"
+    for said in (None, {}, {"slo_tenant": "acme"}, {"slo_tenant": [digest]}, {"slo_tenant": 0}):
+        assert promises.tenant_of(said) is None
+    assert PROMISES.tenant_of({"slo_tenant": "acme"}) == "acme"
+    assert PROMISES.tenant_of(None) is None

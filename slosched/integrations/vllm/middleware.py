@@ -214,7 +214,7 @@ def _with_promises(scope: Message, body: bytes, tenants: Tenants) -> tuple[Messa
     if tenants:
         wanted.pop(TENANT_FIELD, None)
     if (tenant := tenant_of(headers, tenants)) is not None:
-        wanted[TENANT_FIELD] = tenant.name
+        wanted[TENANT_FIELD] = tenant.proof
         if tenant.slo_tier is not None:
             wanted.setdefault(TIER_FIELD, tenant.slo_tier)
     check_names(wanted)

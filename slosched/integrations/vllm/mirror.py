@@ -20,7 +20,7 @@ from slosched.core import (
 )
 from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.integrations.vllm.limits import longest_chunk
-from slosched.integrations.vllm.slo import BadPromiseError, Promises, tenant_in
+from slosched.integrations.vllm.slo import BadPromiseError, Promises
 from slosched.scheduler.infeasible import eased_slo
 from slosched.scheduler.queues import InOrder, Queues
 
@@ -284,7 +284,7 @@ class Mirror:
             ),
             slo=self._promises.of(extra_args),
             tier=self._promises.tier_of(extra_args),
-            tenant=tenant_in(extra_args),
+            tenant=self._promises.tenant_of(extra_args),
             on_infeasible=self._promises.when_infeasible(extra_args),
             prompt_token_ids=theirs.prompt_token_ids,
             priority=theirs.priority,

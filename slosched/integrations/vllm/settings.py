@@ -23,7 +23,7 @@ from slosched.core import (
     SloschedError,
 )
 from slosched.integrations.vllm.slo import Promises
-from slosched.integrations.vllm.tenants import read_tenants
+from slosched.integrations.vllm.tenants import Tenants, read_tenants
 from slosched.kv import KVCache
 from slosched.perfmodel import FittedModel, load_model, scaled, with_longer_steps
 from slosched.perfmodel.device import OtherDeviceError, check_device
@@ -98,7 +98,7 @@ class Settings:
                 of_tier[name] = _choice(
                     f"{where}.on_infeasible", tier["on_infeasible"], OnInfeasible
                 )
-        return Promises(default, tiers, self.on_infeasible, of_tier)
+        return Promises(default, tiers, self.on_infeasible, of_tier, _tenants(self))
 
     def make_model(
         self, device: str, model_names: Sequence[str] = (), count: int = 1
@@ -179,13 +179,16 @@ def _with_steps_in_vllm(model: FittedModel) -> FittedModel:
     return with_longer_steps(model, model.server_time.per_step_device_s)
 
 
-def _check_tenants(settings: Settings) -> None:
+def _tenants(settings: Settings) -> Tenants:
     try:
-        tenants = read_tenants(settings.tenants or {})
+        return read_tenants(settings.tenants or {})
     except ValueError as error:
         raise SettingsError(f"slosched.tenants: {error}") from error
+
+
+def _check_tenants(settings: Settings) -> None:
     tiers = settings.slo_tiers or {}
-    for tenant in tenants.values():
+    for tenant in _tenants(settings).values():
         if tenant.slo_tier is not None and tenant.slo_tier not in tiers:
             raise SettingsError(
                 f"slosched.tenants.{tenant.name}.slo_tier {tenant.slo_tier!r:.100} is none of "

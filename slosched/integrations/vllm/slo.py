@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from slosched.core import NO_SLO, SLO, EndReason, OnInfeasible, Refusal, SloschedError
+from slosched.integrations.vllm.tenants import Tenants
 from slosched.workload import seconds_of_ms
 from slosched.workload.http_slo import (
     ON_INFEASIBLE_FIELD,
@@ -23,7 +24,7 @@ INVALID = "slo_invalid"
 
 TIER_FIELD = "slo_tier"
 TENANT_FIELD = "slo_tenant"
-"""The field with the name of the tenant, which the middleware sets."""
+"""The field that says which tenant asks; the middleware sets it."""
 _DEFAULT_TIER = "default"
 """The tier of requests that name none, if there is one of this name."""
 
@@ -69,6 +70,8 @@ class Promises:
     """What becomes of a request whose SLO cannot be kept, if neither it nor its tier says."""
     on_infeasible_of: Mapping[str, OnInfeasible] = field(default_factory=dict)
     """The same for tiers that say."""
+    tenants: Tenants = field(default_factory=dict)
+    """The tenants that have keys; if there are none, requests name their tenant themselves."""
 
     def of(self, extra_args: Mapping[str, object] | None) -> SLO:
         """Return the SLO of a request whose `vllm_xargs` are `extra_args`.
@@ -88,6 +91,16 @@ class Promises:
         """Return the name of the tier that a request is in; None if it is in none."""
         name = (extra_args or {}).get(TIER_FIELD, _DEFAULT_TIER)
         return name if isinstance(name, str) and name in self.tiers else None
+
+    def tenant_of(self, extra_args: Mapping[str, object] | None) -> str | None:
+        """Return the name of the tenant that a request comes from; None if that is not known."""
+        said = (extra_args or {}).get(TENANT_FIELD)
+        if said is None:
+            return None
+        if not self.tenants:
+            return str(said)
+        tenant = self.tenants.get(str(said))
+        return None if tenant is None else tenant.name
 
     def when_infeasible(self, extra_args: Mapping[str, object] | None) -> OnInfeasible:
         """Return what becomes of a request if its SLO cannot be kept.
@@ -112,12 +125,6 @@ class Promises:
                 f"{', '.join(self.tiers) or 'it has none'}"
             )
         return self.tiers[name]
-
-
-def tenant_in(extra_args: Mapping[str, object] | None) -> str | None:
-    """Return the name of the tenant that a request comes from, if its `vllm_xargs` say so."""
-    name = (extra_args or {}).get(TENANT_FIELD)
-    return None if name is None else str(name)
 
 
 def check_names(extra_args: Mapping[str, object]) -> None:

@@ -1,7 +1,9 @@
 """Tenants of a vLLM server: who a request comes from, by its API key.
 
 The settings have SHA-256 digests instead of keys, since vLLM writes its configuration into its log.
-A key stays in the API server: what goes on to the scheduler is the tenant's name.
+A key stays in the API server: what goes on to the scheduler is its digest, which says who asks and
+proves it.  A name would prove nothing: vLLM has paths that the middleware does not see, and on each
+of them a client may write what it likes into `vllm_xargs`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,16 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant, and the tier of its requests that name none."""
+    """A tenant, the tier of its requests that name none, and the digest of its key."""
 
     name: str
     slo_tier: str | None = None
+    key_sha256: str | None = None
+
+    @property
+    def proof(self) -> str:
+        """Return what tells the scheduler that a request comes from this tenant."""
+        return self.key_sha256 or self.name
 
 
 Tenants = Mapping[str, Tenant]
@@ -50,7 +58,7 @@ def read_tenants(section: object) -> dict[str, Tenant]:
             )
         if digest in found:
             raise ValueError(f"{name} has the key of {found[digest].name}")
-        found[digest] = Tenant(name, tenant.get("slo_tier"))
+        found[digest] = Tenant(name, tenant.get("slo_tier"), digest)
     return found
 
 
