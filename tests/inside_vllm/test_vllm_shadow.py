@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -135,3 +136,29 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gooput"):
         run(tmp_path, make_config(workload), workload, policy="gooput")
     assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+def test_a_full_disk_ends_what_is_written_and_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    workload = random_workload(2)
+    monkeypatch.setattr("slosched.replay.shadow.ShadowFiles.note_end", fails)
+    monkeypatch.setattr("slosched.replay.shadow.ShadowFiles.note_rejection", fails)
+    monkeypatch.setattr("slosched.integrations.vllm.record.append_measurement", fails)
+    with caplog.at_level("ERROR", "vllm.slosched"):
+        _, steps = run(
+            tmp_path,
+            make_config(workload),
+            workload,
+            policy="goodput",
+            slo_ttft_s=1e-6,
+            **A_PROFILE,
+        )
+    ended = [name for step in steps for name, _, finished, _ in step.outputs if finished]
+    assert len(ended) == len(workload.arrivals), "all were served"
+    assert [record.message.partition(",")[2] for record in caplog.records] == [
+        " since that failed: [Errno 28] No space left on device"
+    ] * 3, "steps, ends and rejections are each told of once"

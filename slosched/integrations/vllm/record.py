@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 import vllm
@@ -16,6 +18,9 @@ from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
 from slosched.perfmodel.device import cpu_name
 from slosched.perfmodel.graphs import GRAPH_SIZES
 from slosched.perfmodel.measurement import append_measurement
+
+logger = logging.getLogger("vllm.slosched")
+_P = ParamSpec("_P")
 
 _SAME = (
     "model",
@@ -105,4 +110,24 @@ def recorder(settings: Settings, facts: dict[str, str], engine: int = 0) -> Reco
     def record(step: Measurement) -> None:
         append_measurement(step, path)
 
-    return record
+    return until_it_fails(record, path)
+
+
+def until_it_fails(write: Callable[_P, None], path: Path) -> Callable[_P, None]:
+    """Return `write` into `path` that is called no more once the disk is full or gone.
+
+    The engine must not end for what is only written down beside it.
+    """
+    has_failed = False
+
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        nonlocal has_failed
+        if has_failed:
+            return
+        try:
+            write(*args, **kwargs)
+        except OSError as error:
+            has_failed = True
+            logger.error("slosched: no more is written into %s, since that failed: %s", path, error)
+
+    return guarded

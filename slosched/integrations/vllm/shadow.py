@@ -15,7 +15,7 @@ from typing import Any
 
 from slosched.core import BatchShape, Policy, Request
 from slosched.integrations.vllm.link import Link
-from slosched.integrations.vllm.record import recorder
+from slosched.integrations.vllm.record import recorder, until_it_fails
 from slosched.integrations.vllm.settings import Settings
 from slosched.integrations.vllm.truth import Fallback
 from slosched.policy.spec import make_policy
@@ -44,7 +44,7 @@ class Shadow(Link):
             self._policy = settings.make_policy(self._model, self._limits)
             rehearse_apart(self._policy)
         self._rejected: set[str] = set()
-        self._files = ShadowFiles(
+        files = ShadowFiles(
             folder,
             ServerFacts(
                 policy=settings.policy,
@@ -59,6 +59,8 @@ class Shadow(Link):
                 num_watermark_blocks=self._limits.num_watermark_blocks,
             ),
         )
+        self._note_end = until_it_fails(files.note_end, folder)
+        self._note_rejection = until_it_fails(files.note_rejection, folder)
         self._mirror.on_end = self._ended
         logger.info(
             "slosched: shadow mode, vLLM decides; `slosched shadow report %s` says what %s would "
@@ -89,7 +91,7 @@ class Shadow(Link):
             if request_id not in self._rejected:
                 self._rejected.add(request_id)
                 self.truth.note_rejections(reason, 1)
-                self._files.note_rejection(request_id, reason)
+                self._note_rejection(request_id, reason)
 
     def _ended(self, ours: Request, theirs: Any) -> None:
         self._rejected.discard(ours.request_id)
@@ -97,7 +99,7 @@ class Shadow(Link):
         if self._kv.caches_prefixes:
             whole = theirs.block_hashes[: ours.num_prompt_tokens // self._kv.block_size]
             hashes = tuple(int.from_bytes(each[:_HASH_BYTES]) for each in whole)
-        self._files.note_end(ours, hashes)
+        self._note_end(ours, hashes)
 
 
 def _new_folder(parent: Path, engine: int) -> Path:
