@@ -44,11 +44,11 @@ class App:
 
 
 def ask(
-    app: App, document: dict[str, Any], settings: Any = None, **headers: str
+    app: App, document: dict[str, Any], settings: Any = None, prefix: str = "", **headers: str
 ) -> list[dict[str, Any]]:
     """Return the messages sent to the client; the request comes in two pieces.
 
-    `settings` are slosched's in the vLLM that the app belongs to.
+    `settings` are slosched's in the vLLM that the app belongs to, `prefix` is its `--root-path`.
     """
     body = json.dumps(document).encode()
     pieces = [
@@ -67,8 +67,8 @@ def ask(
 
     config = SimpleNamespace(additional_config={"slosched": settings or {}})
     server = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
-    scope = {"type": "http", "path": PATH, "headers": pairs, "app": server}
-    asyncio.run(SLOMiddleware(app)(scope, receive, send))
+    scope = {"type": "http", "path": prefix + PATH, "root_path": prefix}
+    asyncio.run(SLOMiddleware(app)({**scope, "headers": pairs, "app": server}, receive, send))
     return sent
 
 
@@ -80,6 +80,13 @@ def test_headers_become_fields_and_the_bodys_own_word_goes_first() -> None:
         "stream": True,
         "vllm_xargs": {"slo_ttft_ms": 500.0, "slo_tpot_ms": 30.0, "other": "x"},
     }
+
+
+def test_paths_under_the_root_path_of_the_server_are_the_same_paths() -> None:
+    app = App(REJECTION)
+    start, _ = ask(app, {"stream": True}, prefix="/llm", x_slo_ttft_ms="500")
+    assert app.document["vllm_xargs"] == {"slo_ttft_ms": 500.0}
+    assert start["status"] == 429
 
 
 @pytest.mark.parametrize(

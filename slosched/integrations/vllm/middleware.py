@@ -57,10 +57,11 @@ class SLOMiddleware:
         self._tenants: Tenants | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == QUOTE_PATH:
+        path = _path_of(scope)
+        if path == QUOTE_PATH:
             await self._quote(scope, receive, send)
             return
-        if scope["type"] != "http" or scope["path"] not in _PATHS:
+        if path not in _PATHS:
             await self._app(scope, receive, send)
             return
         body = await _body(receive)
@@ -129,6 +130,16 @@ class _Answer:
                 await self._send(message)
             self._start = None
             self._held.clear()
+
+
+def _path_of(scope: Message) -> str | None:
+    """Return the path of a request as vLLM's routes know it; None for what is no request.
+
+    With `--root-path`, vLLM takes paths with that prefix as well as without it.
+    """
+    if scope["type"] != "http":
+        return None
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _joined(messages: Sequence[Message]) -> bytes:
