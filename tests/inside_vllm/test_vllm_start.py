@@ -20,6 +20,9 @@ from real_vllm import (
     make_scheduler,
     random_workload,
 )
+from vllm.config import LoRAConfig
+from vllm.lora.request import LoRARequest
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 
@@ -171,6 +174,24 @@ class Greedy(Raises):
 
 
 @dataclass
+class Turns(Policy):
+    """A policy that runs one request in each step, those with fewer tokens first, and then raises."""
+
+    num_calls: int = 0
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        self.num_calls += 1
+        if self.num_calls > 4:
+            raise RuntimeError("a bug")
+        requests = [*view.running, *view.waiting]
+        following = min(requests, key=lambda r: r.num_output_tokens, default=None)
+        if following is None:
+            return SchedulerOutput()
+        num_left = following.num_tokens - following.num_computed_tokens
+        return SchedulerOutput({following.request_id: num_left})
+
+
+@dataclass
 class Idle(Policy):
     """A policy that never runs anything."""
 
@@ -217,6 +238,30 @@ def test_where_a_policy_fails_vllms_own_order_holds_and_nobody_is_lost(
     assert all(stop_reason is None or stop_reason == 3 for _, stop_reason in ends.values())
     assert scheduler.truth.fallbacks[Fallback.RAISED] > 1
     assert not scheduler.truth.divergences
+
+
+@pytest.mark.parametrize("then", ["fails", "pauses"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_adapters_that_ran_in_turns_do_not_end_the_engine(is_async: bool, then: str) -> None:
+    """vLLM's own order runs all that run at once, and asserts that their adapters fit."""
+    workload = replace(random_workload(SEED), arrivals=(), num_blocks=100, stop_chance=0.0)
+    config = make_config(workload, is_async=is_async, settings={"policy": f"{__name__}:Turns"})
+    config.lora_config = LoRAConfig(max_loras=1, max_lora_rank=8)
+    scheduler = make_scheduler(SLOScheduler, config)
+    for place in (1, 2):
+        arrival = Arrival(0, f"r{place}", (7, 8, 9), max_tokens=5)
+        request = make_request(arrival, workload.block_size, 0.0)
+        request.lora_request = LoRARequest(f"adapter{place}", place, "/nowhere")
+        scheduler.add_request(request)
+    loop = Loop(scheduler, workload, is_async)
+    steps = [loop.step() for _ in range(4)]
+    assert len(scheduler.running) == 2, "each with an adapter of its own"
+    if then == "pauses":
+        scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        steps += [loop.step() for _ in range(9)]
+        scheduler.set_pause_state(PauseState.UNPAUSED)
+    ends = finished(steps + loop.run())
+    assert ends == dict.fromkeys(("r1", "r2"), (FinishReason.LENGTH, None))
 
 
 def test_a_policy_that_never_runs_anything_cannot_stop_the_server() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from slosched.core import BatchShape, EndReason, Policy, SchedulerOutput
-from slosched.integrations.vllm.enact import end, narrowed, preempt
+from slosched.integrations.vllm.enact import end, narrowed, preempt, preempt_surplus_adapters
 from slosched.integrations.vllm.grouped import GroupedPlans
 from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.loads import Loads
@@ -74,8 +74,12 @@ class Driver(Link):
             self._loads.begin_step()
         plan = self._plan(begins_s)
         if plan is None:
-            return vllm_schedule(), None
+            return self._leave_to_vllm(vllm_schedule), None
         return self._carry_out(plan, vllm_schedule)
+
+    def _leave_to_vllm(self, vllm_schedule: Callable[[], Any]) -> Any:
+        preempt_surplus_adapters(self._host)
+        return vllm_schedule()
 
     def _plan(self, begins_s: float) -> SchedulerOutput | None:
         """Return the policy's plan, or None if vLLM's own order has to be used for this step."""

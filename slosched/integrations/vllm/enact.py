@@ -50,6 +50,27 @@ def preempt(host: Any, request_ids: Iterable[str]) -> None:
         host._preempt_request(request, time.monotonic(), host.requires_kv_delivery)
 
 
+def preempt_surplus_adapters(host: Any) -> None:
+    """Preempt those that run with more LoRA adapters than one step may use, the latest first.
+
+    A policy may let them take turns, which vLLM never does: it runs all at once, and asserts that
+    their adapters fit.
+    """
+    if host.lora_config is None:
+        return
+    adapters: set[int] = set()
+    surplus: list[str] = []
+    for request in host.running:
+        if request.lora_request is None:
+            continue
+        adapter = request.lora_request.lora_int_id
+        if adapter in adapters or len(adapters) < host.lora_config.max_loras:
+            adapters.add(adapter)
+        else:
+            surplus.append(request.request_id)
+    preempt(host, reversed(surplus))
+
+
 def end(host: Any, request_ids: Collection[str]) -> list[Any]:
     """End requests as if their clients had left; return those that had not ended yet.
 
