@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from slosched.core import DeadlineRule, EndReason, Request, SloschedError
@@ -76,11 +76,15 @@ class ShadowFiles:
         write_records(folder / _RECORDS, (), about)
         (folder / _REJECTED).touch()
 
-    def note_end(self, request: Request, prefix_hashes: tuple[int, ...] = ()) -> None:
-        """Write down a request that has ended."""
-        append_record(self._folder / _RECORDS, RequestRecord.from_request(request))
+    def note_end(
+        self, request: Request, prefix_hashes: tuple[int, ...] = (), name: str | None = None
+    ) -> None:
+        """Write down a request that has ended, under its id or another name."""
+        record = RequestRecord.from_request(request)
+        record = replace(record, request_id=name or record.request_id)
+        append_record(self._folder / _RECORDS, record)
         told = TraceRequest(
-            request_id=request.request_id,
+            request_id=record.request_id,
             arrival_s=request.arrival_s,
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=max(1, request.num_output_tokens),

@@ -54,13 +54,6 @@ class Driver(Link):
             outputs[client].outputs.append(ended)
         self._ended.clear()
 
-    def await_input(self, request_id: str) -> None:
-        """Let the policy see an end; with its next input, the session is a new request to it.
-
-        That has another prompt, another output limit and perhaps another SLO.
-        """
-        self._mirror.note_ends((request_id,), time.time(), EndReason.STOP)
-
     @property
     def _deciding(self) -> Policy:
         return self._policy

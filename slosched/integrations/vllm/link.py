@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 
-from slosched.core import BatchShape, LatencyModel, Policy
+from slosched.core import BatchShape, EndReason, LatencyModel, Policy
 from slosched.integrations.vllm.enact import Caps
 from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.integrations.vllm.limits import limits_of
@@ -76,9 +76,16 @@ class Link(ABC):
         self._steps.returned(now_s)
         self._mirror.note_tokens(scheduler_output.num_scheduled_tokens, now_s)
 
-    @abstractmethod
+    def answered(self, request_id: str) -> None:
+        """Stamp the last token of a session's answer, which its next input may take out of it."""
+        self._mirror.note_tokens((request_id,), time.time())
+
     def await_input(self, request_id: str) -> None:
-        """Handle a session that has answered, and goes on when its next input comes."""
+        """Let a session that has answered end; with its next input, it is a new request.
+
+        That has another prompt, another output limit and perhaps another SLO.
+        """
+        self._mirror.note_ends((request_id,), time.time(), EndReason.STOP)
 
     def quotes(self, lengths_tokens: Sequence[int]) -> dict[str, object]:
         """Return what prompts of these lengths would be promised now, as GET /v1/quote does.

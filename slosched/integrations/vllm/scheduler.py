@@ -65,6 +65,8 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
 
     def _handle_stopped_request(self, request: Any) -> bool:
         """Return whether a request that has answered is over; a session may go on."""
+        if request.resumable:
+            self._link.answered(request.request_id)
         is_over = bool(super()._handle_stopped_request(request))
         if not is_over:
             self._link.await_input(request.request_id)

@@ -69,9 +69,6 @@ class Shadow(Link):
             settings.policy,
         )
 
-    def await_input(self, request_id: str) -> None:
-        """Do nothing: a session is written down as one request."""
-
     def _run(
         self, begins_s: float, vllm_schedule: Callable[[], Any]
     ) -> tuple[Any, BatchShape | None]:
@@ -99,7 +96,9 @@ class Shadow(Link):
         if self._kv.caches_prefixes:
             whole = theirs.block_hashes[: ours.num_prompt_tokens // self._kv.block_size]
             hashes = tuple(int.from_bytes(each[:_HASH_BYTES]) for each in whole)
-        self._note_end(ours, hashes)
+        # All answers of a session have its id.
+        more = f"@{ours.arrival_s}" if theirs.resumable else ""
+        self._note_end(ours, hashes, ours.request_id + more)
 
 
 def _new_folder(parent: Path, engine: int) -> Path:
