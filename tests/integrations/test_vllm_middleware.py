@@ -82,6 +82,16 @@ def test_headers_become_fields_and_the_bodys_own_word_goes_first() -> None:
     }
 
 
+def test_what_is_wrong_is_told_to_its_end_whatever_it_quotes() -> None:
+    why = """slo_tier "it's \\\\ ü" is none of this server's tiers: gold"""
+    choice = {"finish_reason": "abort", "stop_reason": f"slo_invalid:{why}"}
+    for is_ascii in (False, True):  # JSON may have it either way
+        answer = json.dumps({"choices": [choice]}, ensure_ascii=is_ascii).encode()
+        start, body = ask(App(answer), {"prompt": "x"})
+        assert start["status"] == 400
+        assert json.loads(body["body"])["error"]["message"] == why
+
+
 def test_paths_under_the_root_path_of_the_server_are_the_same_paths() -> None:
     app = App(REJECTION)
     start, _ = ask(app, {"stream": True}, prefix="/llm", x_slo_ttft_ms="500")

@@ -36,7 +36,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
-_REFUSED = re.compile(rf'"stop_reason": ?"({REJECTED}|{INVALID}):([^"]*)"'.encode())
+_REFUSED = re.compile(rf'"stop_reason": ?"({REJECTED}|{INVALID}):((?:[^"\\]|\\.)*)"'.encode())
 _BEGUN = re.compile(
     rb'"finish_reason": ?"|"tool_calls": ?\[\{|'
     rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]'
@@ -119,7 +119,8 @@ class _Answer:
         has_begun = bool(_BEGUN.search(text) or _EVENT.search(text))
         if refused := _REFUSED.search(text):
             self._is_refused = True
-            await _send_refusal(self._send, refused[1].decode(), refused[2].decode())
+            why = json.loads(b'"' + refused[2] + b'"')
+            await _send_refusal(self._send, refused[1].decode(), why)
         elif is_last and not has_begun and _is_empty(_joined(self._held)):
             # vLLM streams nothing for an output without tokens, so the reason is lost.
             self._is_refused = True
