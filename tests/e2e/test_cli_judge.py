@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import SLOSCHED, Said
 
+from slosched.evaluate.judge import scenarios
 from slosched.workload import synthesize, write_trace
 
 pytestmark = pytest.mark.e2e
@@ -162,6 +163,17 @@ def test_ctrl_c_ends_it_though_a_policy_does_not_return(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert "stopped by Ctrl-C" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("policy", [(), ("fcfs",)], ids=["alone", "with a policy"])
+def test_the_scenarios_are_listed_with_and_without_a_policy(
+    cli: Cli, policy: tuple[str, ...]
+) -> None:
+    said = cli("judge", *policy, "--scenario", "list")
+    assert said.status == 0, said.err
+    told = dict(line.split(": ", maxsplit=1) for line in said.out.splitlines())
+    assert list(told) == list(scenarios())
+    assert len(set(told.values())) == len(told), "two scenarios that look alike"
 
 
 @pytest.mark.parametrize(

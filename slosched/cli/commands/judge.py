@@ -28,6 +28,8 @@ _QUICK = 4
 """The number of scenarios that --quick plays, the first ones."""
 _TIME_LIMIT_S, _QUICK_TIME_LIMIT_S = 600.0, 120.0
 _LAW_EXAMPLES = 60
+_LIST = "list"
+"""The name that prints all scenarios."""
 
 
 def _file(path: Path | None) -> Path | None:
@@ -35,6 +37,21 @@ def _file(path: Path | None) -> Path | None:
     if path is not None and path.suffix not in (".json", ".csv"):
         raise typer.BadParameter(f"{str(path)!r} must end in .json or .csv")
     return options.writable(path)
+
+
+def _list_scenarios(names: list[str] | None) -> list[str] | None:
+    """Print the scenarios and exit if one of the names is `list`; return the names."""
+    if names and _LIST in names:
+        from slosched.evaluate.judge import scenarios
+        from slosched.evaluate.judge.promises import PROMISED
+
+        for name, one in scenarios().items():
+            arrivals = " at Poisson arrivals" if one.requests.get("poisson") else ""
+            requests = f"{one.requests['kind']}{arrivals} on {one.model}"
+            told = f"{name}: {requests}; promised: {PROMISED[one.promise]}, judged by {one.rule}"
+            console.print(escape(told), soft_wrap=True, highlight=False)
+        raise typer.Exit
+    return names
 
 
 def judge(
@@ -56,8 +73,11 @@ def judge(
     ] = None,
     scenario: Annotated[
         list[str] | None,
+        # Eager: with `list` nothing is judged, so that no policy is needed.
         typer.Option(
             metavar="NAME",
+            callback=_list_scenarios,
+            is_eager=True,
             help="Play this scenario of the arena alone: conv-tight; `--scenario list` names all.  "
             "May be repeated.",
         ),
