@@ -13,6 +13,7 @@ import pytest
 from command_line import SLOSCHED, Said, Server, serving
 
 from slosched.perfmodel import load_model, read_profile
+from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 
 pytestmark = pytest.mark.e2e
 
@@ -124,6 +125,20 @@ def test_the_time_limit_an_idle_server_and_a_file_that_exists(cli: Cli) -> None:
         assert said.status == 1
         assert "t.csv exists; name another file, or replace it with --overwrite" in said.complaint
         assert Path("t.csv").read_text() == recorded
+
+
+def test_the_time_that_the_server_adds_is_not_said_to_be_the_emulated_servers(cli: Cli) -> None:
+    """A bundled model says where its server's time comes from; this server's time was measured."""
+    assert SERVER_TIME_ORIGIN in load_model("h100/llama-3.1-8b").provenance
+    with (
+        serving("--emulate", "h100/llama-3.1-8b") as server,
+        recording(server, "-o", "t.csv", "--time-limit", "1s") as process,
+    ):
+        told, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, told
+    profile = read_profile(Path("t.csv"))
+    assert profile.server_time.per_step_host_s > 0
+    assert SERVER_TIME_ORIGIN not in profile.provenance
 
 
 def test_no_server_and_a_broken_off_one(cli: Cli) -> None:

@@ -51,6 +51,7 @@ from slosched.perfmodel import (
 )
 from slosched.perfmodel.device import check_device, is_of_cpu
 from slosched.perfmodel.scheduling import check_can_schedule
+from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 from slosched.policy.door import Door, Refuse
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
@@ -359,6 +360,7 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
     # What the measured server added to each step is the device's; this server has its own times.
     model = with_longer_steps(model, model.server_time.per_step_device_s)
     num_blocks = kv.num_blocks(kv_capacity_tokens(model))
+    said = {key: text for key, text in model.provenance.items() if key != SERVER_TIME_ORIGIN}
     return _Device(
         name=name,
         executor=EmulatedExecutor(model),
@@ -368,7 +370,7 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
         num_blocks=num_blocks,
         window_tokens=None,
         max_model_len=num_blocks * kv.block_size,
-        provenance={**model.provenance, "origin": f"emulated from {name}, nothing was computed"},
+        provenance={**said, "origin": f"emulated from {name}, nothing was computed"},
         server_time=NO_SERVER_TIME,
     )
 
