@@ -99,6 +99,8 @@ class OnInfeasible(StrEnum):
 
 MAX_LATE_GAP_SHARE = 0.01
 """Largest share of late gaps with which a request keeps its TPOT under the rule `tbt`."""
+TOLERANCE_S = 1e-9
+"""How much later than due a token may come, since sums of times are rounded."""
 
 
 class DeadlineRule(StrEnum):

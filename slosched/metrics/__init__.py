@@ -23,7 +23,6 @@ from slosched.metrics.fairness import (
 from slosched.metrics.fluidity import FLUID_INDEX, fluid_token_rate, fluidity_indices
 from slosched.metrics.groups import records_of, worst
 from slosched.metrics.promises import (
-    TOLERANCE_S,
     good_requests,
     is_good,
     late_gaps,
@@ -48,7 +47,6 @@ from slosched.metrics.summary import (
 __all__ = [
     "FLUID_INDEX",
     "PERCENTILES",
-    "TOLERANCE_S",
     "DecileRow",
     "Percentiles",
     "RequestColumns",

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from slosched.core import DeadlineRule
+from slosched.core import TOLERANCE_S, DeadlineRule
 from slosched.metrics.columns import FloatArray, RequestColumns
-from slosched.metrics.promises import TOLERANCE_S, token_due_s
+from slosched.metrics.promises import token_due_s
 from slosched.metrics.records import RequestRecord
 
 FLUID_INDEX = 0.9

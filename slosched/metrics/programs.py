@@ -6,8 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from slosched.core import RequestStatus
-from slosched.metrics.promises import TOLERANCE_S
+from slosched.core import TOLERANCE_S, RequestStatus
 from slosched.metrics.records import RequestRecord
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from slosched.core import MAX_LATE_GAP_SHARE, DeadlineRule
+from slosched.core import MAX_LATE_GAP_SHARE, TOLERANCE_S, DeadlineRule
 from slosched.metrics.columns import BoolArray, FloatArray, RequestColumns
 from slosched.metrics.records import RequestRecord
-
-TOLERANCE_S = 1e-9
 
 
 def token_due_s(columns: RequestColumns, rule: DeadlineRule) -> FloatArray:

@@ -424,11 +424,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         decodes can afford a late gap.
         """
         view, decodes, prompts, supply = shortage
-        batch, gaps = pack.batch, self._late_gaps
-        if pace.tpot_s > tpot_s:
-            limit_s = gaps.limit_s(decodes, tpot_s, view, self.margin)
-            if limit_s <= _LEAST_GAIN * batch.time_limit_s:
-                return False
+        batch = pack.batch
+        limits_s = self._late_gaps.limits_s(decodes, tpot_s, view, self.margin)
+        if pace.tpot_s > tpot_s and limits_s[0] <= _LEAST_GAIN * batch.time_limit_s:
+            return False
         batch.time_limit_s = max(tpot_s, math.nextafter(pace.all_s, math.inf))
         add_without_preempting(batch, decodes)
         budget_tokens = view.limits.max_num_batched_tokens
@@ -436,7 +435,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if not num_due:
             pack.add(r for r, _ in prompts)
             return True
-        limit_s = gaps.limit_s(decodes, tpot_s, view, self.margin, num_due - 1)
+        limit_s = limits_s[min(num_due, len(limits_s)) - 1]
         batch.time_limit_s = max(batch.time_limit_s, limit_s)
         order = self.order(shortage._replace(supply=supply._replace(share=1.0)))
         pack.add([*order.in_time, *order.late])

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replays import SLO_1S_100MS, make_record, records, rejected, replays
 
-from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, Request, RequestStatus
+from slosched.core import NO_SLO, SLO, TOLERANCE_S, DeadlineRule, EndReason, Request, RequestStatus
 from slosched.metrics import (
-    TOLERANCE_S,
     Percentiles,
     RequestColumns,
     RequestRecord,

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replays import make_record, records, rejected, replays
 
-from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, Request
+from slosched.core import NO_SLO, SLO, TOLERANCE_S, DeadlineRule, EndReason, Request
 from slosched.metrics import (
-    TOLERANCE_S,
     RequestColumns,
     RequestRecord,
     fluid_token_rate,

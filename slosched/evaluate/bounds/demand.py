@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from slosched.core import MAX_LATE_GAP_SHARE, BatchShape, DeadlineRule, Limits
+from slosched.core import MAX_LATE_GAP_SHARE, TOLERANCE_S, BatchShape, DeadlineRule, Limits
 from slosched.evaluate.bounds.prices import FloatArray, StepPrices, StepTimes, legal_steps
-from slosched.metrics import TOLERANCE_S
 from slosched.workload.trace import Trace, TraceRequest
 
 IntArray = npt.NDArray[np.int64]

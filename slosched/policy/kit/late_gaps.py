@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from slosched.core import (
     MAX_LATE_GAP_SHARE,
+    TOLERANCE_S,
     BatchShape,
     LatencyModel,
     Request,
@@ -26,10 +27,6 @@ from slosched.policy.kit.stays import Stays
 
 _FEW = 0.1
 """Share of the requests that end with fewer tokens than a decode is taken to emit."""
-_TOLERANCE_S = 1e-9
-"""Time that is lost when a gap is computed from two times."""
-_TOLERANCE = 1e-9
-"""Part of a late gap that is lost when the gaps allowed are computed."""
 
 
 def starving_tpot_s(pace: Pace, model: LatencyModel) -> float | None:
@@ -78,26 +75,21 @@ class LateGaps:
         self._counted: dict[str, tuple[int, int]] = {}
         """By request id: the tokens whose gaps were counted, and how many of the gaps were late."""
 
-    def limit_s(
-        self,
-        decodes: Iterable[Request],
-        tpot_s: float,
-        view: SchedulerView,
-        margin: float,
-        num_given_up: int = 0,
-    ) -> float:
-        """Return how long a step may last in which other decodes are late than can afford it.
+    def limits_s(
+        self, decodes: Iterable[Request], tpot_s: float, view: SchedulerView, margin: float
+    ) -> list[float]:
+        """Return the longest times of steps that cost no decode its SLO, one, two, and so on.
 
-        They are at most `num_given_up`.  Decodes whose TPOT is below `tpot_s` do not count, nor do
-        those that have had too many late gaps.  The step ends `margin` of its TPOT before the
-        next decode is due.  It is infinite if there is none.  O(n log n).
+        Decodes whose TPOT is below `tpot_s` do not count, nor do those that have had too many late
+        gaps.  A step that costs n decodes their SLO ends `margin` of its TPOT before the next one
+        is due that can afford no late gap.  The last limit is infinite.  O(n log n).
         """
         limits_s = sorted(
             request.deadline_s - view.now_s - margin * request.slo.tpot_s
             for request, num_left in self._left(decodes)
             if request.slo.tpot_s >= tpot_s and num_left == 0
         )
-        return limits_s[num_given_up] if num_given_up < len(limits_s) else math.inf
+        return [*limits_s, math.inf]
 
     def _left(self, decodes: Iterable[Request]) -> Iterator[tuple[Request, int]]:
         """Yield each decode and the late gaps it can afford: below 0 if it has had too many."""
@@ -135,11 +127,11 @@ def _num_expected(request: Request, lengths: Sequence[int]) -> int:
 
 def _num_allowed(num_tokens: int) -> int:
     """Return how many of the gaps between so many tokens may be late."""
-    return math.floor(MAX_LATE_GAP_SHARE * (num_tokens - 1) + _TOLERANCE)
+    return math.floor(MAX_LATE_GAP_SHARE * (num_tokens - 1))
 
 
 def _num_late(request: Request, num_counted: int) -> int:
     """Return how many gaps were late, of those that end with a token after `num_counted`."""
-    most_s = request.slo.tpot_s + _TOLERANCE_S
+    most_s = request.slo.tpot_s + TOLERANCE_S
     times_s = request.token_times_s[max(0, num_counted - 1) :]
     return sum(b - a > most_s for a, b in pairwise(times_s))
