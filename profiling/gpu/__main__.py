@@ -7,6 +7,7 @@ Each stage goes on where an earlier run of it ended.  `profile` comes before `fi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -50,6 +51,10 @@ def run(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="A tiny model on the CPU, in seconds.")
     ] = False,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(help="A backend to measure; may be repeated. By default all that run."),
+    ] = None,
 ) -> None:
     """Run a stage, or go on with it.
 
@@ -59,6 +64,8 @@ def run(
     - `python -m profiling.gpu run all --out runs/rehearsal --rehearse`
     """
     scale = REHEARSAL if rehearse else ON_GPU
+    if attention:
+        scale = replace(scale, backends=tuple(attention))
     if not rehearse and not torch.cuda.is_available():
         raise ValueError("torch sees no GPU: use a machine that has one, or give --rehearse")
     for name in STAGES if stage == "all" else [stage.value]:

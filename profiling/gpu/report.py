@@ -44,7 +44,7 @@ def write_page(results: Path, bundled: Path, page: Path) -> None:
         "## Swaps",
         _table(results / "swap.csv"),
         "## Rooflines",
-        "Decodes with CUDA graphs and without, one by one (`seconds`) and with the next step "
+        "Steps with CUDA graphs and without, one by one (`seconds`) and with the next step "
         "launched before one has ended (`overlapped_s`). The rooflines are those of the peaks "
         "measured in the same run of the stage; each run has a row:",
         _table(results / "peaks.csv"),

@@ -31,7 +31,7 @@ _COLUMNS = (
 def measure_rooflines(scale: Scale, out: Path) -> None:
     """Measure the peaks of this device's memory and arithmetic, then steps of each kind.
 
-    Decodes are measured with CUDA graphs and without them.  Each step is measured one by one, where
+    Steps are measured with CUDA graphs and without them.  Each step is measured one by one, where
     it waits for the host, and overlapped, where the next one is launched before it has ended.
     """
     name, model = fastest(scale, out)
@@ -55,7 +55,7 @@ def _measure(
     for step, chunks in _steps(scale):
         new, prior = chunks[0]
         key = (step, len(chunks), new, new + prior, "on" if local.graph_sizes else "off")
-        if key in rows or not limits.fits(chunks) or (step == "chunk" and local.graph_sizes):
+        if key in rows or not limits.fits(chunks):
             continue
         batch = _batch(local, chunks)
         seconds = _median_s(partial(local.executor.execute, batch), loaded.device)

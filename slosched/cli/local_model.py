@@ -35,6 +35,8 @@ class LocalModel:
     block_size: int
     graph_sizes: Sequence[int] = ()
     """The sizes to which steps of decodes alone are padded."""
+    mixed_graph_sizes: Sequence[int] = ()
+    """The numbers of tokens to which other steps are padded."""
 
     @property
     def name(self) -> str:
@@ -65,9 +67,15 @@ class LocalModel:
             "block_size": str(self.block_size),
             **expert_facts(self.loaded.model.config.get_text_config()),
             "kv_capacity_tokens": str(self.num_blocks * self.block_size),
-            **({GRAPH_SIZES: ",".join(map(str, self.graph_sizes))} if self.graph_sizes else {}),
+            **({GRAPH_SIZES: ",".join(map(str, self._all_sizes))} if self.graph_sizes else {}),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+
+    @property
+    def _all_sizes(self) -> Sequence[int]:
+        """Return the sizes of decodes and, behind the largest, those of other steps."""
+        largest = self.graph_sizes[-1]
+        return [*self.graph_sizes, *(size for size in self.mixed_graph_sizes if size > largest)]
 
     def profile_limits(self, limits: Limits, max_context_tokens: int | None) -> ProfileLimits:
         longest = self.max_model_len
@@ -131,6 +139,7 @@ def open_local(
             graph_sizes,
             load_model,
             measured_kv_size,
+            mixed_graph_sizes,
         )
     except ImportError as error:
         raise _torch_missing(error) from error
@@ -146,9 +155,10 @@ def open_local(
             num_threads=model.threads,
         )
         sizes = graph_sizes(model.graph_sizes, loaded, limits.max_num_seqs)
+        mixed_sizes = mixed_graph_sizes(sizes, loaded)
         size = None
         if kv.kv_tokens is None:
-            largest = LargestStep(limits, num_draft_tokens, sizes)
+            largest = LargestStep(limits, num_draft_tokens, sizes, mixed_sizes)
             size = measured_kv_size(loaded, largest, kv.block_size, seed=seed)
         num_blocks = kv.num_blocks(0 if size is None else size.num_blocks * kv.block_size)
         executor = TorchExecutor(
@@ -158,6 +168,8 @@ def open_local(
             num_host_blocks=kv.num_host_blocks + num_prefix_host_blocks,
             seed=seed,
             graph_sizes=sizes,
+            mixed_graph_sizes=mixed_sizes,
+            most_sequences=limits.max_num_seqs,
         )
     dtype = str(loaded.dtype).removeprefix("torch.")
     console.print(
@@ -167,9 +179,13 @@ def open_local(
     if sizes:
         how = "CUDA graphs of" if loaded.device.type == "cuda" else "no CUDA graphs, but padding to"
         console.print(f"{how} {', '.join(map(str, sizes))} decodes")
+    if mixed_sizes:
+        console.print(f"CUDA graphs of {', '.join(map(str, mixed_sizes))} tokens of other steps")
     if size is not None:
         console.print(f"{size}", markup=False)
-    return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size, sizes)
+    return LocalModel(
+        loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size, sizes, mixed_sizes
+    )
 
 
 def make_tokenizer(local: LocalModel) -> Tokenizer:

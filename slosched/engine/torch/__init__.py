@@ -10,6 +10,7 @@ from slosched.engine.torch.executor import TorchExecutor
 from slosched.engine.torch.forward import UnsupportedModelError
 from slosched.engine.torch.graphs import graph_sizes
 from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
+from slosched.engine.torch.mixed_graphs import mixed_graph_sizes
 from slosched.engine.torch.model import LoadedModel, chosen_device, load_model
 from slosched.engine.torch.step_memory import KVSize, LargestStep, measured_kv_size
 
@@ -30,4 +31,5 @@ __all__ = [
     "graph_sizes",
     "load_model",
     "measured_kv_size",
+    "mixed_graph_sizes",
 ]

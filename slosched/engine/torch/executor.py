@@ -16,6 +16,7 @@ from slosched.engine.torch.graphs import DecodeGraphs
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.launched import LaunchedStep, StepTimer
 from slosched.engine.torch.lora import AdapterRows
+from slosched.engine.torch.mixed_graphs import MixedGraphs
 from slosched.engine.torch.model import LoadedModel
 from slosched.engine.torch.newest_tokens import NO_TOKENS, NewestTokens
 from slosched.engine.torch.prompt_scores import (
@@ -48,18 +49,25 @@ class TorchExecutor:
         num_host_blocks: int = 0,
         seed: int = 0,
         graph_sizes: Sequence[int] = (),
+        mixed_graph_sizes: Sequence[int] = (),
+        most_sequences: int = 0,
     ) -> None:
-        """Steps of decodes alone are padded to `graph_sizes`; see `DecodeGraphs`."""
+        """Steps of decodes alone are padded to `graph_sizes`; see `DecodeGraphs`.
+
+        Other steps of up to `most_sequences` are padded to `mixed_graph_sizes`; see `MixedGraphs`.
+        """
         model.backend.limits.check(model.backend.name, model.geometry, block_size)
         self._model = model
         self._cache = PagedKVCache(
             model.geometry,
-            num_blocks=num_blocks + bool(graph_sizes),  # idle decodes write to the last block
+            # Padding writes to the last block.
+            num_blocks=num_blocks + bool(graph_sizes or mixed_graph_sizes),
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             device=model.device,
         )
         self._graphs = DecodeGraphs(graph_sizes, model, self._cache)
+        self._mixed = MixedGraphs(mixed_graph_sizes, most_sequences, model, self._cache)
         self._inputs = StepInputs(block_size, model.device, model.window_tokens)
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
         self._prompts = PromptScores(model.model)
@@ -191,6 +199,9 @@ class TorchExecutor:
         if num_idle is not None:
             return self._graphs.run(step_input)[: len(batch.chunks)], no_scores
         spans = self._prompts.spans(batch.chunks)
+        size = None if spans else self._mixed.size_for(batch)
+        if size is not None:
+            return self._mixed.run(step_input, size), no_scores
         model, hidden = self._model.model, list[Tensor]()
         with self._adapted(batch.chunks), keeping_hidden(model, hidden if spans else None):
             logits = forward(model, step_input, self._cache, self._model.backend)

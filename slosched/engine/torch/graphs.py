@@ -5,8 +5,7 @@ to run them.  A graph launches all of them at once.  It always computes the same
 and reads the same addresses.  So a step is padded with idle decodes to the next size, and its input
 is copied into buffers that never move.
 
-On a CPU nothing is captured: the padded step is computed from the same buffers.  No GPU has run
-this yet.  Source: the page "CUDA Graphs" of PyTorch's notes on CUDA semantics.
+On a CPU nothing is captured: the padded step is computed from the same buffers.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from torch import Tensor
 from slosched.core import ScheduledBatch, ScheduledChunk
 from slosched.engine.torch.attention import BackendUnavailableError, PagedBatch
 from slosched.engine.torch.attention.batch import Int32s, Int64s
-from slosched.engine.torch.forward import UnsupportedModelError, forward
+from slosched.engine.torch.capture import captured
+from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.model import LoadedModel
 from slosched.engine.torch.step_inputs import StepInput
 from slosched.perfmodel.graphs import parse_graph_sizes, vllm_graph_sizes
 
 AUTO = "auto"
-_WARM_UPS = 2
-"""Runs before a capture, in which kernels are compiled and libraries allocate what they keep."""
 
 
 def graph_sizes(text: str, model: LoadedModel, max_num_seqs: int) -> tuple[int, ...]:
@@ -74,7 +72,11 @@ class DecodeGraphs:
         idle = self._input.idle(sizes[-1], 1)
         self._logits = forward(model.model, idle, cache, model.backend).clone()
         if model.device.type == "cuda":
-            self._capture_all()
+            self._graphs = captured(
+                self._sizes,
+                lambda size: self._compute(self._input.idle(size, self._num_tokens)),
+                model,
+            )
 
     def num_idle(self, batch: ScheduledBatch) -> int | None:
         """Return with how many idle decodes to pad a step; None if it is to run as it is."""
@@ -102,28 +104,6 @@ class DecodeGraphs:
         model = self._model
         logits = forward(model.model, static, self._cache, model.backend)
         self._logits[: len(logits)].copy_(logits)
-
-    def _capture_all(self) -> None:
-        """Capture the largest size first, so that the others find room in its memory."""
-        device, pool = self._model.device, torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        for size in reversed(self._sizes):
-            static = self._input.idle(size, self._num_tokens)
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.stream(stream):
-                    for _ in range(_WARM_UPS):
-                        self._compute(static)
-                with torch.cuda.graph(graph, pool=pool, stream=stream):
-                    self._compute(static)
-            except RuntimeError as error:
-                raise UnsupportedModelError(
-                    f"{self._model.name} cannot be captured as a CUDA graph of {size} decodes "
-                    f"({error}): give --graph-sizes none"
-                ) from error
-            self._graphs[size] = graph
-        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def _is_plain_decode(chunk: ScheduledChunk) -> bool:

@@ -1,6 +1,6 @@
 """The size of the KV cache: on a GPU what the largest step leaves, measured by running it.
 
-No GPU has run this yet.  A KV cache of a fixed share of the free memory is too large where a step
+A KV cache of a fixed share of the free memory is too large where a step
 needs much (long chunks, large vocabularies) and too small elsewhere.  vLLM, too, runs its largest
 step before it allocates the cache.
 """
@@ -44,6 +44,8 @@ class LargestStep:
     """The most draft tokens that a decode verifies."""
     graph_sizes: Sequence[int] = ()
     """The sizes of CUDA graphs, each of which keeps memory of its own."""
+    mixed_graph_sizes: Sequence[int] = ()
+    """The same of those of chunks and decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def measured_kv_size(
     if model.device.type == "cuda":
         most_blocks = max(1, _gpu_bytes_left(model.device) // block_bytes)
         step_bytes = _step_bytes(model, largest, most_blocks, block_size, seed)
-        graph_bytes = _graph_bytes(model, largest.graph_sizes, block_size)
+        graph_bytes = _graph_bytes(model, largest, block_size)
         bytes_left = _gpu_bytes_left(model.device)
         size = KVSize.beside_step(step_bytes, bytes_left, block_bytes, graph_bytes)
     else:
@@ -160,16 +162,23 @@ def _step_bytes(
     return int(torch.cuda.max_memory_allocated(model.device)) - before
 
 
-def _graph_bytes(model: LoadedModel, sizes: Sequence[int], block_size: int) -> int:
-    """Capture graphs of these sizes over a small KV cache, and return what they take of the GPU.
+def _graph_bytes(model: LoadedModel, largest: LargestStep, block_size: int) -> int:
+    """Capture all graphs over a small KV cache, and return what they take of the GPU.
 
     torch's own counters do not see what the driver keeps for a graph.
     """
     before = _gpu_bytes_left(model.device)
-    executor = TorchExecutor(model, num_blocks=1, block_size=block_size, graph_sizes=sizes)
+    executor = TorchExecutor(
+        model,
+        num_blocks=1,
+        block_size=block_size,
+        graph_sizes=largest.graph_sizes,
+        mixed_graph_sizes=largest.mixed_graph_sizes,
+        most_sequences=largest.limits.max_num_seqs,
+    )
     taken = before - _gpu_bytes_left(model.device)
     del executor
-    return taken if sizes else 0
+    return taken if largest.graph_sizes else 0
 
 
 def _mib(num_bytes: int) -> str:

@@ -51,6 +51,8 @@ class KernelLimits:
     head_dim_multiple: int = 1
     is_capturable: bool = False
     """Whether decodes are known to run right when they are replayed as a CUDA graph."""
+    captures_chunks: bool = False
+    """Whether a graph may also hold chunks and decodes of any lengths, and sequences of none."""
 
     def check(self, name: str, geometry: KVGeometry, block_size: int) -> None:
         """Raise BackendUnavailableError if kernel `name` takes not this model or block size."""

@@ -42,8 +42,8 @@ class TritonBackend:
     """A backend of our own kernel, for any model and block size."""
 
     name = NAME
-    # What differs between two steps of as many decodes is read on the device.
-    limits = KernelLimits(is_capturable=True)
+    # What differs between two steps of as many tokens is read on the device.
+    limits = KernelLimits(is_capturable=True, captures_chunks=True)
 
     def __init__(self, kernel: _Kernel) -> None:
         self._kernel = kernel
