@@ -111,7 +111,7 @@ class _StaticInput:
                 block_size=cache.block_size,
                 num_new_tokens=np.zeros(0, np.int64),
                 num_context_tokens=np.zeros(0, np.int64),
-                host_block_tables=np.zeros((0, width), np.int32),
+                host_block_tables=np.full((1, width), spare, np.int32),
                 positions=torch.zeros(most_tokens, dtype=torch.int64),
                 slots=torch.full((most_tokens,), self._spare_slot),
                 query_starts=torch.zeros(most_sequences + 1, dtype=torch.int32),
@@ -151,7 +151,7 @@ class _StaticInput:
             self._batch,
             num_new_tokens=np.array([size]),
             num_context_tokens=np.array([self._num_tokens]),
-            host_block_tables=self._batch.block_tables[:1].cpu().numpy(),
+            host_block_tables=self._batch.host_block_tables,
         )
         return self._padded(facts, size)
 
