@@ -168,7 +168,8 @@ def paged_attention(
     fewest_rows = max(_LEAST_DOT, triton.next_power_of_2(group_size))
     chunk_rows = max(32 if is_wide else 64, fewest_rows)
     tile_rows = fewest_rows if batch.max_new_tokens == 1 else chunk_rows
-    num_sequences = len(batch.num_new_tokens)
+    # In a captured step there are more on the device than the host knows: those without tokens.
+    num_sequences = len(batch.context_lens)
     num_tiles = num_tokens // (tile_rows // group_size) + num_sequences
     _paged_attention[(num_tiles, num_kv_heads)](
         out,
