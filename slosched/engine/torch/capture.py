@@ -11,31 +11,36 @@ import torch
 
 from slosched.engine.torch.forward import UnsupportedModelError
 from slosched.engine.torch.model import LoadedModel
+from slosched.engine.torch.step_inputs import StepInput
 
 _WARM_UPS = 2
 """Runs before a capture, in which kernels are compiled and libraries allocate what they keep."""
 
 
 def captured(
-    sizes: Sequence[int], compute: Callable[[int], None], model: LoadedModel
+    sizes: Sequence[int],
+    prepare: Callable[[int], StepInput],
+    compute: Callable[[StepInput], None],
+    model: LoadedModel,
 ) -> dict[int, torch.cuda.CUDAGraph]:
     """Return a graph of `compute` for each of the rising `sizes`, on the model's GPU.
 
-    The largest is captured first, so that the others find room in its memory.  Raises
-    UnsupportedModelError if the model cannot be captured.
+    `prepare` returns the input of a size; what it writes is not part of the graph, which would
+    otherwise write it at each replay.  The largest is captured first, so that the others find room
+    in its memory.  Raises UnsupportedModelError if the model cannot be captured.
     """
     device, pool = model.device, torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
     graphs = {}
     for size in reversed(sizes):
-        graph = torch.cuda.CUDAGraph()
+        graph, step_input = torch.cuda.CUDAGraph(), prepare(size)
+        stream.wait_stream(torch.cuda.current_stream(device))
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
-                    compute(size)
+                    compute(step_input)
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                compute(size)
+                compute(step_input)
         except RuntimeError as error:
             raise UnsupportedModelError(
                 f"{model.name} cannot be captured as a CUDA graph of {size} tokens ({error}): "

@@ -74,7 +74,8 @@ class DecodeGraphs:
         if model.device.type == "cuda":
             self._graphs = captured(
                 self._sizes,
-                lambda size: self._compute(self._input.idle(size, self._num_tokens)),
+                lambda size: self._input.idle(size, self._num_tokens),
+                self._compute,
                 model,
             )
 

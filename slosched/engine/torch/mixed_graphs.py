@@ -2,7 +2,8 @@
 
 A step that is not decodes alone launches as many kernels as one that is.  On an H100 the host takes
 27 to 38 ms to launch those of Llama 3.1 8B, while the GPU runs 512 tokens in 17 ms.  So these steps
-are captured, too, up to the size from which the GPU takes longer than the host.
+are captured, too, up to the size from which the GPU takes longer than the host.  When a model is
+loaded, a padded step is compared with the same step as it is, and if they differ none is padded.
 
 Padding belongs to no sequence: its keys and values go to the block that nobody has, and nothing
 reads its results.  On a CPU nothing is captured, and the padded step is computed from the same
@@ -11,6 +12,7 @@ buffers.  vLLM's full CUDA graphs of mixed steps do the same (`cudagraph_mode` F
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,11 +27,18 @@ from slosched.engine.torch.capture import captured
 from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.model import LoadedModel
-from slosched.engine.torch.step_inputs import StepInput
+from slosched.engine.torch.step_inputs import Spans, StepInput, StepInputs
 
 _SIZES = (*range(16, 256, 16), *range(256, 512, 32), *range(512, 1025, 64))
 """Numbers of tokens at most an eighth apart from 128 on.  Behind the last, an H100 takes longer
 than its host does to launch the kernels."""
+_PROVED_TOKENS = 7
+"""The tokens of the step by which padding is proved when a model is loaded."""
+_LARGEST_DISTANCE = 0.05
+"""Between the logits of a padded step and a plain one, relative to their norm: rounding in
+bfloat16 stays below it."""
+
+logger = logging.getLogger(__name__)
 
 
 def mixed_graph_sizes(decode_sizes: Sequence[int], model: LoadedModel) -> tuple[int, ...]:
@@ -64,9 +73,14 @@ class MixedGraphs:
         self._input = _StaticInput(sizes[-1], most_sequences, num_tokens, cache)
         self._logits = self._forward(self._input.idle(sizes[0])).clone()
         if model.device.type == "cuda":
-            self._graphs = captured(
-                self._sizes, lambda size: self._compute(self._input.idle(size)), model
+            self._graphs = captured(self._sizes, self._input.idle, self._compute, model)
+        if not self._is_right():
+            logger.warning(
+                "padded steps of chunks differ from plain ones with attention %s on this device: "
+                "they run as they are",
+                model.backend.name,
             )
+            self._sizes, self._graphs = (), {}
 
     def size_for(self, batch: ScheduledBatch) -> int | None:
         """Return the number of tokens to which to pad a step; None if it is to run as it is."""
@@ -85,6 +99,27 @@ class MixedGraphs:
         else:
             self._compute(static)
         return self._logits[: len(step_input.emitting)]
+
+    def _is_right(self) -> bool:
+        """Tell whether a padded step of two chunks has the logits of the same step as it is.
+
+        Its keys and values go to the first blocks of the cache, which are cleared again.  A cache
+        that has no room for it is one to measure memory with, and serves nobody.
+        """
+        cache, size = self._cache, self._cache.block_size
+        if cache.num_blocks < 4 or self._sizes[-1] < _PROVED_TOKENS or self._most_sequences < 2:
+            return True
+        spans = Spans.of([(3, 0, [0]), (_PROVED_TOKENS - 3, size, [1, 2])])
+        ids = list(range(_PROVED_TOKENS))
+        inputs = StepInputs(size, cache.device, self._model.window_tokens)
+        step_input = inputs.fill(range(2), spans, ids, [2, _PROVED_TOKENS - 1])
+        for part in cache.layer(0):
+            part[1].copy_(torch.linspace(-1, 1, part[1].numel()).view_as(part[1]))
+        plain = self._forward(step_input).float()
+        at = bisect_left(self._sizes, _PROVED_TOKENS)
+        padded = self.run(step_input, self._sizes[at]).float()
+        cache.clear(range(3))
+        return bool((padded - plain).norm() <= _LARGEST_DISTANCE * plain.norm())
 
     def _compute(self, static: StepInput) -> None:
         self._logits.copy_(self._forward(static))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from batches import book, make_batch, make_chunk, make_prompt_request
 from greedy import generated
+from torch import Tensor
 
 from slosched.core import Request, ScheduledBatch, SchedulerOutput
 from slosched.engine.torch import BackendUnavailableError, LoadedModel, TorchExecutor, load_model
-from slosched.engine.torch.attention import BACKENDS
+from slosched.engine.torch.attention import (
+    BACKENDS,
+    AttentionPlan,
+    KernelLimits,
+    PagedBatch,
+    Scoring,
+)
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.mixed_graphs import MixedGraphs, mixed_graph_sizes
 
@@ -55,15 +62,45 @@ def test_padding_changes_no_token(tiny: LoadedModel) -> None:
 
 
 def test_padding_writes_to_its_own_block_alone(tiny: LoadedModel) -> None:
-    cache = PagedKVCache(tiny.geometry, num_blocks=4, block_size=BLOCK_SIZE)
+    cache = PagedKVCache(tiny.geometry, num_blocks=3, block_size=BLOCK_SIZE)
     for layer in range(tiny.geometry.num_layers):
         for part in cache.layer(layer):
             part.fill_(3.0)
     MixedGraphs(SIZES, 3, tiny, cache)
     for layer in range(tiny.geometry.num_layers):
         for part in cache.layer(layer):
-            assert (part[:3] == 3.0).all()
-            assert not (part[3] == 3.0).all(), "nothing was computed"
+            assert (part[:2] == 3.0).all()
+            assert not (part[2] == 3.0).all(), "nothing was computed"
+
+
+@dataclass
+class OneSequence:
+    """The model's attention, which gives padded steps wrong results."""
+
+    model: LoadedModel
+    name = "one-sequence"
+    limits = KernelLimits()
+
+    def plan(self, batch: PagedBatch) -> AttentionPlan:
+        self._is_padded = len(batch.context_lens) > len(batch.num_new_tokens)
+        self._plan = self.model.backend.plan(batch)
+        return self
+
+    def attend(self, query: Tensor, k_cache: Tensor, v_cache: Tensor, scoring: Scoring) -> Tensor:
+        out = self._plan.attend(query, k_cache, v_cache, scoring)
+        return out.roll(1, 0) if self._is_padded else out
+
+
+def test_steps_run_as_they_are_where_padding_changes_them(
+    tiny: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = PagedKVCache(tiny.geometry, num_blocks=6, block_size=BLOCK_SIZE)
+    batch = make_batch(make_chunk(make_prompt_request("a", [1, 2, 3]), [0]))
+    wrong = replace(tiny, backend=OneSequence(tiny))
+    assert MixedGraphs(SIZES, 3, wrong, cache).size_for(batch) is None
+    assert "one-sequence" in caplog.text
+    for part in cache.layer(0):
+        assert not part[:3].any(), "the blocks of the proof are not cleared"
 
 
 def test_which_steps_are_padded(tiny: LoadedModel) -> None:
