@@ -96,6 +96,8 @@ class MixedGraphs:
         static = self._input.filled(step_input, size)
         if (graph := self._graphs.get(size)) is not None:
             graph.replay()
+        elif self._model.backend.limits.captures_chunks:
+            self._compute(self._input.as_captured(size))  # what a graph would replay
         else:
             self._compute(static)
         return self._logits[: len(step_input.emitting)]
@@ -175,13 +177,17 @@ class _StaticInput:
         return self._padded(batch, size)
 
     def idle(self, size: int) -> StepInput:
-        """Return the input of one prompt of `size` tokens, all in the block that nobody has.
-
-        The host tells kernels of the longest context, by which they choose how to divide their
-        work, once and for all if it is captured.
-        """
+        """Return the input of one prompt of `size` tokens, all in the block that nobody has."""
         self._batch.query_starts[1:].fill_(size)
         self._batch.context_lens.fill_(size)
+        return self.as_captured(size)
+
+    def as_captured(self, size: int) -> StepInput:
+        """Return what is in the buffers, of which the host knows what it knows at a capture.
+
+        That is a chunk of `size` tokens with the longest context, by which kernels choose how to
+        divide their work, once and for all.
+        """
         facts = replace(
             self._batch,
             num_new_tokens=np.array([size]),

@@ -50,6 +50,16 @@ def run(executor: TorchExecutor) -> dict[str, list[int]]:
     return {request.request_id: request.output_token_ids for request in requests}
 
 
+def test_a_kernel_that_knows_only_the_capture_gives_the_same_tokens() -> None:
+    """Triton's interpreter runs our kernel with the facts that a graph would replay."""
+    model = load_model("tiny-random", device="cpu", dtype="float32", attention="triton")
+    executor = TorchExecutor(
+        model, num_blocks=6, block_size=BLOCK_SIZE, mixed_graph_sizes=SIZES, most_sequences=5
+    )
+    assert executor._mixed.size_for(make_batch(make_chunk(make_prompt_request("a", [1]), [0]))) == 8
+    assert run(executor) == run(TorchExecutor(model, num_blocks=6, block_size=BLOCK_SIZE))
+
+
 def test_padding_changes_no_token(tiny: LoadedModel) -> None:
     executor = TorchExecutor(
         tiny, num_blocks=6, block_size=BLOCK_SIZE, mixed_graph_sizes=SIZES, most_sequences=3
