@@ -113,6 +113,16 @@ def test_steps_run_as_they_are_where_padding_changes_them(
         assert not part[:3].any(), "the blocks of the proof are not cleared"
 
 
+def test_a_cache_of_one_block_can_measure_what_graphs_take() -> None:
+    model = load_model("tiny-random", device="cpu", dtype="float32", attention="triton")
+    cache = PagedKVCache(model.geometry, num_blocks=2, block_size=4)
+    MixedGraphs(SIZES, 1, model, cache)
+    for layer in range(model.geometry.num_layers):
+        for part in cache.layer(layer):
+            assert part.isfinite().all()
+            assert not part[0].any(), "only padding has been computed"
+
+
 def test_which_steps_are_padded(tiny: LoadedModel) -> None:
     cache = PagedKVCache(tiny.geometry, num_blocks=6, block_size=BLOCK_SIZE)
     graphs = MixedGraphs(SIZES, 2, tiny, cache)
