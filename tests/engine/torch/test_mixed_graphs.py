@@ -165,4 +165,6 @@ def test_captured_graphs_give_the_same_tokens(name: str) -> None:
     graphs = TorchExecutor(
         model, num_blocks=6, block_size=BLOCK_SIZE, mixed_graph_sizes=SIZES, most_sequences=5
     )
+    step = make_batch(make_chunk(make_prompt_request("a", [1]), [0]))
+    assert graphs._mixed.size_for(step) == 8, "they were found wrong when they were captured"
     assert run(graphs) == plain
