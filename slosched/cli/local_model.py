@@ -12,7 +12,7 @@ from slosched.cli.options import Format, KVOptions, ModelOptions
 from slosched.core import Limits, SloschedError
 from slosched.engine.profiling import ProfileLimits
 from slosched.perfmodel.device import cpu_name
-from slosched.perfmodel.graphs import GRAPH_SIZES
+from slosched.perfmodel.graphs import GRAPH_SIZES, StepGraphs
 
 if TYPE_CHECKING:
     from slosched.engine.grammar import GrammarCompiler
@@ -35,8 +35,6 @@ class LocalModel:
     block_size: int
     graph_sizes: Sequence[int] = ()
     """The sizes to which steps of decodes alone are padded."""
-    mixed_graph_sizes: Sequence[int] = ()
-    """The numbers of tokens to which other steps are padded."""
 
     @property
     def name(self) -> str:
@@ -67,15 +65,17 @@ class LocalModel:
             "block_size": str(self.block_size),
             **expert_facts(self.loaded.model.config.get_text_config()),
             "kv_capacity_tokens": str(self.num_blocks * self.block_size),
-            **({GRAPH_SIZES: ",".join(map(str, self._all_sizes))} if self.graph_sizes else {}),
+            **({GRAPH_SIZES: str(self._graphs)} if self.graph_sizes else {}),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
     @property
-    def _all_sizes(self) -> Sequence[int]:
+    def _graphs(self) -> StepGraphs:
         """Return the sizes of decodes and, behind the largest, those of other steps."""
         largest = self.graph_sizes[-1]
-        return [*self.graph_sizes, *(size for size in self.mixed_graph_sizes if size > largest)]
+        others = self.executor.mixed_graph_sizes
+        sizes = (*self.graph_sizes, *(size for size in others if size > largest))
+        return StepGraphs(sizes, decodes_alone=not others)
 
     def profile_limits(self, limits: Limits, max_context_tokens: int | None) -> ProfileLimits:
         longest = self.max_model_len
@@ -179,13 +179,11 @@ def open_local(
     if sizes:
         how = "CUDA graphs of" if loaded.device.type == "cuda" else "no CUDA graphs, but padding to"
         console.print(f"{how} {', '.join(map(str, sizes))} decodes")
-    if mixed_sizes:
-        console.print(f"CUDA graphs of {', '.join(map(str, mixed_sizes))} tokens of other steps")
+    if others := executor.mixed_graph_sizes:
+        console.print(f"CUDA graphs of {', '.join(map(str, others))} tokens of other steps")
     if size is not None:
         console.print(f"{size}", markup=False)
-    return LocalModel(
-        loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size, sizes, mixed_sizes
-    )
+    return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size, sizes)
 
 
 def make_tokenizer(local: LocalModel) -> Tokenizer:

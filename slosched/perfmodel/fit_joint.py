@@ -31,13 +31,15 @@ from slosched.perfmodel.fit_layered import (
     free_experts,
     named,
     operator_tables,
+    parts,
     request_parameter,
     request_table,
     whole_steps,
     with_swap,
 )
 from slosched.perfmodel.fit_layers import FreeKind, FreeKnots, free_layers
-from slosched.perfmodel.graphs import graph_sizes_of
+from slosched.perfmodel.graphs import StepGraphs, graphs_of
+from slosched.perfmodel.launches import FreeLaunches
 from slosched.perfmodel.layered import LayeredModel
 from slosched.perfmodel.measurement import Measurement
 from slosched.perfmodel.solve import Estimate, Parameter, solve
@@ -58,10 +60,10 @@ def fit_profiled_joint(
     missing.
     """
     grid = _Grid.of(provenance)
-    graph_sizes = graph_sizes_of(provenance)
-    tables = operator_tables(measurements, graph_sizes)
+    graphs = graphs_of(provenance)
+    tables = operator_tables(measurements, graphs)
     if tables is None:
-        return _fit_free_joint(measurements, FreeKnots, graph_sizes, grid, seed)
+        return _fit_free_joint(measurements, FreeKnots, graphs, grid, seed)
     steps = whole_steps(measurements)
     _check_kinds(steps, ("decode",))
     decode, decode_estimates = _Decodes.of(steps, grid).fit(steps, tables, seed)
@@ -88,8 +90,8 @@ def fit_experts_joint(
 
     It needs the same facts as `fit_profiled_joint`, and those of the experts.
     """
-    experts, graph_sizes = free_experts(provenance), graph_sizes_of(provenance)
-    return _fit_free_joint(measurements, experts, graph_sizes, _Grid.of(provenance), seed)
+    experts, graphs = free_experts(provenance), graphs_of(provenance)
+    return _fit_free_joint(measurements, experts, graphs, _Grid.of(provenance), seed)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _is_unequal(shape: BatchShape, first_whole: float) -> bool:
 def _fit_free_joint(
     measurements: Sequence[Measurement],
     kind: FreeKind,
-    graph_sizes: tuple[int, ...],
+    graphs: StepGraphs,
     grid: _Grid,
     seed: int,
 ) -> Fitted:
@@ -193,43 +195,51 @@ def _fit_free_joint(
     steps = whole_steps(measurements)
     _check_kinds(steps, ("decode", "prefill"))
     pure = [m for m in steps if m.regime != "mixed"]
-    first, _ = fit_free_separate(pure, kind, graph_sizes, seed)
+    first, _ = fit_free_separate(pure, kind, graphs, seed)
     decodes = _Decodes.of(steps, grid)
     alone, _ = decodes.fit(steps, (first.layers, first.requests), seed)
     c, seconds = columns(steps)
-    layers = free_layers(kind, graph_sizes, c, seconds)
+    layers = free_layers(kind, graphs.sizes, c, seconds)
+    launches = FreeLaunches(graphs, c, seconds)
     requests = Knots((1, 2), c.num_reqs)
     kernel = joint_parameters(alone, grid.tiles_per_wave)
     decode = [
         replace(p, start=start) for p in decodes.parameters for start in [vars(alone)[p.name]]
     ]
-    parameters = (*layers.parameters, request_parameter(seconds), *decode, *kernel)
-    ends = np.cumsum([len(layers.parameters), 1, len(decode)]).tolist()
+    parameters = (
+        *layers.parameters,
+        request_parameter(seconds),
+        *decode,
+        *kernel,
+        *launches.parameters,
+    )
+    ends = np.cumsum([len(layers.parameters), 1, len(decode), len(kernel)]).tolist()
 
     def attention(of_decode: Array | list[float], of_kernel: Array | list[float]) -> JointAttention:
         return JointAttention(grid.kernel(kernel, of_kernel), decodes.kernel(of_decode))
 
     def predict(guesses: Array) -> Array:
-        of_layers, [per_request_s], of_decode, of_kernel = np.split(guesses, ends)
+        of_layers, [per_request_s], of_decode, of_kernel, of_launches = np.split(guesses, ends)
         requests_s = requests.read(np.hstack([np.zeros_like(per_request_s), per_request_s]))
-        base_s = layers.seconds(of_layers) + requests_s
-        return np.asarray(base_s + attention(of_decode, of_kernel).column_seconds(c))
+        device_s = layers.seconds(of_layers) + attention(of_decode, of_kernel).column_seconds(c)
+        return launches.at_least(device_s, of_launches) + requests_s
 
     solution = solve(predict, seconds, parameters, num_starts=1, seed=seed)
-    values = solution.values
+    of_layers, [per_request_s], of_decode, of_kernel, of_launches = np.split(solution.values, ends)
     model = LayeredModel(
-        layers.build(values[: ends[0]]),
-        request_table(float(values[ends[0]])),
-        attention(values[ends[1] : ends[2]].tolist(), values[ends[2] :].tolist()),
+        layers.build(of_layers),
+        request_table(float(per_request_s)),
+        attention(of_decode.tolist(), of_kernel.tolist()),
+        launches=launches.build(of_launches),
     )
-    of_layers, [of_request], of_decode, of_kernel = (
-        solution.estimates[low:high]
-        for low, high in zip([0, *ends], [*ends, len(parameters)], strict=True)
+    layer_fits, [request_fit], decode_fits, kernel_fits, launch_fits = parts(
+        solution.estimates, ends
     )
     estimates = (
-        *named("layers", of_layers),
-        of_request,
-        *named("decode", of_decode),
-        *named("kernel", of_kernel),
+        *named("layers", layer_fits),
+        request_fit,
+        *named("decode", decode_fits),
+        *named("kernel", kernel_fits),
+        *launch_fits,
     )
     return with_swap(model, measurements, estimates)

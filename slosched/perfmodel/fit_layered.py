@@ -25,7 +25,8 @@ from slosched.perfmodel.fit_layers import (
     free_layers,
 )
 from slosched.perfmodel.fit_linear import fit_linear
-from slosched.perfmodel.graphs import PaddedLayers, graph_sizes_of
+from slosched.perfmodel.graphs import PaddedLayers, StepGraphs, graphs_of
+from slosched.perfmodel.launches import FreeLaunches
 from slosched.perfmodel.layered import AnyLayers, LayeredModel
 from slosched.perfmodel.linear import LinearCoefficients
 from slosched.perfmodel.measurement import Measurement, Part
@@ -49,17 +50,17 @@ def fit_roofline(
     measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
 ) -> Fitted:
     """Fit roofline layers and separate attention."""
-    return fit_free_separate(measurements, FreeRoofline, graph_sizes_of(provenance), seed)
+    return fit_free_separate(measurements, FreeRoofline, graphs_of(provenance), seed)
 
 
 def fit_profiled_separate(
     measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
 ) -> Fitted:
     """Fit tabulated layers and separate attention."""
-    graph_sizes = graph_sizes_of(provenance)
-    tables = operator_tables(measurements, graph_sizes)
+    graphs = graphs_of(provenance)
+    tables = operator_tables(measurements, graphs)
     if tables is None:
-        return fit_free_separate(measurements, FreeKnots, graph_sizes, seed)
+        return fit_free_separate(measurements, FreeKnots, graphs, seed)
     steps = whole_steps(measurements)
     c, seconds = columns(steps)
     base = base_seconds(tables, c)
@@ -78,7 +79,7 @@ def fit_experts_separate(
 ) -> Fitted:
     """Fit layers that read the experts they touch, and separate attention."""
     experts = free_experts(provenance)
-    return fit_free_separate(measurements, experts, graph_sizes_of(provenance), seed)
+    return fit_free_separate(measurements, experts, graphs_of(provenance), seed)
 
 
 def free_experts(provenance: Mapping[str, str]) -> FreeKind:
@@ -141,9 +142,7 @@ def base_seconds(base: Base, c: Columns) -> Array:
     return layers.at(c.num_tokens) + requests.at(c.num_reqs)
 
 
-def operator_tables(
-    measurements: Sequence[Measurement], graph_sizes: tuple[int, ...]
-) -> Base | None:
+def operator_tables(measurements: Sequence[Measurement], graphs: StepGraphs) -> Base | None:
     """Return the tables of layers and requests that a profiler of single operators measured.
 
     Operators are measured without CUDA graphs; whole steps are padded to the sizes of graphs.
@@ -154,7 +153,7 @@ def operator_tables(
     if len(alone) < 2:
         return None
     layers = monotone_table([m.shape.num_tokens for m in alone], [m.seconds for m in alone])
-    as_run = PaddedLayers(graph_sizes, layers) if graph_sizes else layers
+    as_run = PaddedLayers(graphs.sizes, layers) if graphs.sizes else layers
     many = [m for m in rows if len(m.chunks) > 1]
     if not many:
         return as_run, _NO_REQUESTS
@@ -170,42 +169,54 @@ def operator_tables(
 def fit_free_separate(
     measurements: Sequence[Measurement],
     kind: FreeKind,
-    graph_sizes: tuple[int, ...],
+    graphs: StepGraphs,
     seed: int,
 ) -> Fitted:
-    """Fit layers, requests and separate attention together."""
+    """Fit layers, requests, separate attention and launches together."""
     # Operators are measured without graphs, so they say nothing about layers that are padded.
-    rows = whole_steps(measurements) if graph_sizes else _without_swaps(measurements)
+    rows = whole_steps(measurements) if graphs.sizes else _without_swaps(measurements)
     c, seconds = columns(rows)
-    layers = free_layers(kind, graph_sizes, c, seconds)
+    layers = free_layers(kind, graphs.sizes, c, seconds)
+    launches = FreeLaunches(graphs, c, seconds)
     attends = np.array([m.part is Part.STEP for m in rows])
-    num_layers = len(layers.parameters)
+    attention = attention_parameters(whole_steps(rows))
     parameters = (
         *layers.parameters,
         request_parameter(seconds),
-        *attention_parameters(whole_steps(rows)),
+        *attention,
+        *launches.parameters,
     )
+    ends = np.cumsum([len(layers.parameters), 1, len(attention)]).tolist()
 
     def predict(guesses: Array) -> Array:
-        base = layers.seconds(guesses[:num_layers])
-        base = base + guesses[num_layers] * (c.num_reqs - 1)
-        attention = _separate(guesses[num_layers + 1 :]).column_seconds(c)
-        return np.asarray(base + np.where(attends, attention, 0.0))
+        of_layers, [per_request_s], of_attention, of_launches = np.split(guesses, ends)
+        attention_s = _separate(of_attention).column_seconds(c)
+        device_s = layers.seconds(of_layers) + np.where(attends, attention_s, 0.0)
+        requests_s = per_request_s * (c.num_reqs - 1)
+        return np.asarray(launches.at_least(device_s, of_launches) + requests_s)
 
     solution = solve(predict, seconds, parameters, seed=seed)
-    values = solution.values
+    of_layers, [per_request_s], of_attention, of_launches = np.split(solution.values, ends)
     model = LayeredModel(
-        layers.build(values[:num_layers]),
-        request_table(float(values[num_layers])),
-        _separate(values[num_layers + 1 :].tolist()),
+        layers.build(of_layers),
+        request_table(float(per_request_s)),
+        _separate(of_attention.tolist()),
+        launches=launches.build(of_launches),
     )
-    estimates = solution.estimates
+    layer_fits, [request_fit], attention_fits, launch_fits = parts(solution.estimates, ends)
     by_part = (
-        *named("layers", estimates[:num_layers]),
-        estimates[num_layers],
-        *_separate_named(estimates[num_layers + 1 :]),
+        *named("layers", layer_fits),
+        request_fit,
+        *_separate_named(attention_fits),
+        *launch_fits,
     )
     return with_swap(model, measurements, by_part)
+
+
+def parts(estimates: Sequence[Estimate], ends: Sequence[int]) -> list[Sequence[Estimate]]:
+    """Return the estimates up to each of `ends`, and those behind the last."""
+    bounds = zip([0, *ends], [*ends, len(estimates)], strict=True)
+    return [estimates[low:high] for low, high in bounds]
 
 
 def request_parameter(seconds: Array) -> Parameter:
@@ -257,7 +268,7 @@ def with_swap(
     """Add the time per swapped block to a model and to the estimates of its parameters."""
     swap = fit_swap(model, measurements)
     if swap.value:
-        model = LayeredModel(model.layers, model.requests, model.attention, swap.value)
+        model = replace(model, per_swapped_block_s=swap.value)
     return model, (*estimates, swap)
 
 

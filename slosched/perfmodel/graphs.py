@@ -16,9 +16,34 @@ from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.table import Table
 
 GRAPH_SIZES = "graph_sizes"
-"""The name, in a profile's provenance, of the numbers of tokens whose graphs were captured."""
+"""The name, in a profile's provenance, of the numbers of tokens whose graphs were captured.
+
+They are written as `parse_step_graphs` reads them.
+"""
 
 _VLLM_LIMIT = 512
+_DECODES_ALONE = "decodes:"
+
+
+@dataclass(frozen=True)
+class StepGraphs:
+    """The numbers of tokens that have a CUDA graph, in steps of all kinds or of decodes alone."""
+
+    sizes: tuple[int, ...] = ()
+    decodes_alone: bool = False
+
+    def __str__(self) -> str:
+        return _DECODES_ALONE * self.decodes_alone + ",".join(map(str, self.sizes))
+
+    @property
+    def most_tokens(self) -> int:
+        """Return up to how many tokens steps of any kind have a graph."""
+        return 0 if self.decodes_alone else self.most_decodes
+
+    @property
+    def most_decodes(self) -> int:
+        """Return up to how many decodes steps of decodes alone have a graph."""
+        return self.sizes[-1] if self.sizes else 0
 
 
 @dataclass(frozen=True)
@@ -79,28 +104,34 @@ def parse_graph_sizes(text: str) -> tuple[int, ...]:
     except ValueError as error:
         raise FitError(
             f"{text!r} are no sizes of CUDA graphs; write vllm, vllm:256 for sizes up to 256 "
-            "tokens, a list such as 1,2,4,8, or none"
+            "tokens, a list such as 1,2,4,8, or none; decodes:1,2,4,8 if decodes alone have graphs"
         ) from error
     return sizes
 
 
+def parse_step_graphs(text: str) -> StepGraphs:
+    """Read sizes as `parse_graph_sizes` does, of decodes alone if `decodes:` stands before them."""
+    sizes = parse_graph_sizes(text.removeprefix(_DECODES_ALONE))
+    return StepGraphs(sizes, text.startswith(_DECODES_ALONE))
+
+
 def with_graph_sizes(profile: Profile, text: str, form: str) -> Profile:
-    """Return a profile of steps that were padded to these sizes (see `parse_graph_sizes`).
+    """Return a profile of steps that had these graphs (see `parse_step_graphs`).
 
     Raises FitError if the form has no layers to be padded.
     """
-    sizes = parse_graph_sizes(text)
-    if sizes and form.startswith("linear"):
+    graphs = parse_step_graphs(text)
+    if graphs.sizes and form.startswith("linear"):
         raise FitError(
             f"the form {form} counts tokens as they are; sizes of CUDA graphs need one of the "
             "others, or --graph-sizes none"
         )
     facts = {name: value for name, value in profile.provenance.items() if name != GRAPH_SIZES}
-    if sizes:
-        facts[GRAPH_SIZES] = ",".join(map(str, sizes))
+    if graphs.sizes:
+        facts[GRAPH_SIZES] = str(graphs)
     return replace(profile, provenance=facts)
 
 
-def graph_sizes_of(provenance: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the captured sizes that a profile names, none if it names none."""
-    return parse_graph_sizes(provenance.get(GRAPH_SIZES) or "none")
+def graphs_of(provenance: Mapping[str, str]) -> StepGraphs:
+    """Return the graphs that a profile names, none if it names none."""
+    return parse_step_graphs(provenance.get(GRAPH_SIZES) or "none")

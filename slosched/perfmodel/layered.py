@@ -20,6 +20,7 @@ from slosched.perfmodel.attention import (
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.experts import ExpertLayers
 from slosched.perfmodel.graphs import PaddedLayers
+from slosched.perfmodel.launches import Launches
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.table import Table
@@ -34,18 +35,21 @@ AnyLayers = Table | RooflineLayers | ExpertLayers | PaddedLayers
 
 @dataclass(eq=False)
 class LayeredModel(FittedModel):
-    """T = layers(t + Bd) + requests(N + Bd) + attention(shape) + C6·num_swap.
+    """T = layers(t + Bd) + attention(shape) + requests(N + Bd) + C6·num_swap.
 
     t is the tokens of the prefill chunks, N the number of chunks, and Bd the number of decodes.
     `layers` is a table that was profiled, a roofline, or the experts that are touched and a table.
     `attention` follows the backend's kernels. `requests` is what each request costs outside both,
-    in the language head and in sampling.
+    in the language head and in sampling. Where steps run without a CUDA graph, layers and attention
+    take as long as their `launches` at least.
     """
 
     layers: AnyLayers
     requests: Table
     attention: SeparateAttention | JointAttention
     per_swapped_block_s: float = 0.0
+    launches: Launches | None = None
+    """None if the GPU is never ahead of the host, or if that is not known."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +76,18 @@ class LayeredModel(FittedModel):
         return self._asked()(shape)  # never run: `__post_init__` puts a closure in its place
 
     def _asked(self) -> Callable[[BatchShape], float]:
+        if self.launches is None:
+            return self._on_the_device()
+        most, requests_s, block_s = _MAX_READY, self._requests_s, self.per_swapped_block_s
+
+        def other_s(shape: BatchShape) -> float:
+            num_reqs = min(shape.num_prefills + shape.num_decodes, most)
+            return requests_s[num_reqs] + block_s * shape.num_swapped_blocks
+
+        return self.launches.asked(self._on_the_device(), other_s)
+
+    def _on_the_device(self) -> Callable[[BatchShape], float]:
+        """Return a function that predicts as if launches took no time."""
         layers_s, requests_s = self._layers_s, self._requests_s
         attention_s, block_s = self.attention.asked(), self.per_swapped_block_s
 
@@ -96,7 +112,9 @@ class LayeredModel(FittedModel):
         self, shape: BatchShape, start_s: float, most: int, until_s: float, factor: float = 1.0
     ) -> list[float]:
         num_decodes = shape.num_decodes
-        if not 0 < num_decodes <= _MAX_READY:
+        launches = self.launches
+        has_graph = launches is None or num_decodes <= launches.most_decodes
+        if not (has_graph and 0 < num_decodes <= _MAX_READY):
             return super().decode_ends(shape, start_s, most, until_s, factor)
         other_s = self._layers_s[num_decodes] + self._requests_s[num_decodes]
         decode = self.attention.decode
@@ -104,12 +122,13 @@ class LayeredModel(FittedModel):
 
     def column_seconds(self, c: Columns) -> Array:
         """Return the seconds of many shapes at once, each of which has at least one request."""
-        return (
-            self.layers.at(c.num_tokens)
-            + self.requests.at(c.num_reqs)
-            + self.attention.column_seconds(c)
-            + self.per_swapped_block_s * c.num_swapped_blocks
-        )
+        requests_s = self.requests.at(c.num_reqs)
+        swaps_s = self.per_swapped_block_s * c.num_swapped_blocks
+        attention_s = self.attention.column_seconds(c)
+        seconds = self.layers.at(c.num_tokens) + requests_s + attention_s + swaps_s
+        if self.launches is None:
+            return seconds
+        return self.launches.at_least(seconds, c, requests_s + swaps_s)
 
     def parameters(self) -> dict[str, Any]:
         return {
@@ -117,6 +136,7 @@ class LayeredModel(FittedModel):
             "requests": asdict(self.requests),
             "attention": {"kind": self.attention.kind, **asdict(self.attention)},
             "per_swapped_block_s": self.per_swapped_block_s,
+            **({"launches": asdict(self.launches)} if self.launches is not None else {}),
         }
 
 
@@ -130,6 +150,7 @@ def layered_from(parameters: Mapping[str, Any], **described: Any) -> LayeredMode
         _table_from(parameters["requests"]),
         _attention_from(parameters["attention"]),
         float(parameters["per_swapped_block_s"]),
+        Launches(**parameters["launches"]) if "launches" in parameters else None,
         **described,
     )
 

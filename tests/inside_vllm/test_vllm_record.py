@@ -51,9 +51,10 @@ def test_every_step_is_written_with_what_it_held(is_async: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("mode", "sizes"), [("FULL_AND_PIECEWISE", "1,2,4"), ("FULL_DECODE_ONLY", None), ("NONE", None)]
+    ("mode", "sizes"),
+    [("FULL_AND_PIECEWISE", "1,2,4"), ("FULL_DECODE_ONLY", "decodes:1,2,4"), ("NONE", None)],
 )
-def test_the_sizes_of_graphs_are_kept_where_every_step_is_padded(
+def test_the_sizes_of_graphs_are_kept_with_the_steps_that_have_them(
     mode: str, sizes: str | None
 ) -> None:
     config = make_config(random_workload(SEED))

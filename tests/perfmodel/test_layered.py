@@ -46,6 +46,7 @@ from slosched.perfmodel.attention.smooth import (
 from slosched.perfmodel.boosting import BoostedModel, Trees
 from slosched.perfmodel.columns import Columns
 from slosched.perfmodel.experts import ExpertLayers
+from slosched.perfmodel.launches import Launches
 from slosched.perfmodel.linear import AttentionWork
 from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.table import Table
@@ -76,7 +77,9 @@ FORMS: dict[str, FittedModel] = {
     "experts-joint": LayeredModel(EXPERTS, REQUESTS, FLASH, 2e-5),
     "boosting": BoostedModel(TREES, Trees(0.014, TREES.trees), 2e-5),
 }
-LAYERED = {name: model for name, model in FORMS.items() if isinstance(model, LayeredModel)}
+LAUNCHED = LayeredModel(ROOFLINE, REQUESTS, SEPARATE, 2e-5, Launches(0.03, 0, 128))
+MODELS = {**FORMS, "with launches": LAUNCHED}
+LAYERED = {name: model for name, model in MODELS.items() if isinstance(model, LayeredModel)}
 
 one_chunk = st.tuples(st.integers(2, 2048), st.integers(0, 16_384))
 one_decode = st.tuples(st.just(1), st.integers(0, 16_384))
@@ -168,9 +171,9 @@ def test_two_thirds_without_a_power(x: float, more: float) -> None:
     assert one_plus_to_two_thirds(min(1.0, x + more)) >= one_plus_to_two_thirds(x) * (1 - 1e-15)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MODELS)
 def test_an_empty_step_takes_no_time_and_one_of_copies_alone_does(form: str) -> None:
-    model = FORMS[form]
+    model = MODELS[form]
     assert model.predict(BatchShape()) == 0
     copies = [model.predict(make_shape(num_swapped_blocks=n)) for n in (10, 20)]
     assert copies[1] - copies[0] == pytest.approx(10 * 2e-5)
@@ -179,45 +182,45 @@ def test_an_empty_step_takes_no_time_and_one_of_copies_alone_does(form: str) -> 
     assert with_work - model.predict(make_shape((1, 9))) == pytest.approx(20 * 2e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MODELS)
 def test_a_model_of_any_form_survives_a_file(form: str, tmp_path: Path) -> None:
-    model, path = FORMS[form], tmp_path / "model.json"
+    model, path = MODELS[form], tmp_path / "model.json"
     save_model(model, path)
     loaded = load_model(path)
-    assert loaded.form == form
+    assert loaded.form == model.form
     assert _as_json(loaded.parameters()) == _as_json(model.parameters())
     for chunks in random_batches(60):
         assert loaded.predict(make_shape(*chunks)) == model.predict(make_shape(*chunks))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MODELS)
 def test_a_model_travels_to_another_process(form: str) -> None:
-    model = FORMS[form]
+    model = MODELS[form]
     twin = pickle.loads(pickle.dumps(model))
     shape = make_shape((300, 40), (1, 700), (1, 9))
     assert twin.predict(shape) == model.predict(shape)
     assert (twin.form, twin.provenance) == (model.form, model.provenance)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MODELS)
 @pytest.mark.parametrize("factor", [0.5, 1.7])
 def test_a_slower_device_takes_a_multiple_of_every_time(
     form: str, factor: float, tmp_path: Path
 ) -> None:
-    slower, path = scaled(FORMS[form], factor), tmp_path / "model.json"
-    assert slower.form == form
+    slower, path = scaled(MODELS[form], factor), tmp_path / "model.json"
+    assert slower.form == MODELS[form].form
     assert slower.provenance["scaled_by"] == f"{factor:.4g}"
     save_model(slower, path)
     loaded = load_model(path)
     for i, chunks in enumerate(random_batches(60)):
         shape = make_shape(*chunks, num_swapped_blocks=i % 3)
-        expected = factor * FORMS[form].predict(shape)
+        expected = factor * MODELS[form].predict(shape)
         assert slower.predict(shape) == pytest.approx(expected, rel=1e-9)
         assert loaded.predict(shape) == slower.predict(shape)
 
 
 def test_a_scaled_model_leaves_the_first_as_it_was() -> None:
-    for model in FORMS.values():
+    for model in MODELS.values():
         before = _as_json(model.parameters())
         scaled(model, 3.0)
         assert _as_json(model.parameters()) == before
@@ -237,12 +240,12 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("form", [form for form in FORMS if not form.endswith("-joint")])
+@pytest.mark.parametrize("form", [form for form in MODELS if not form.endswith("-joint")])
 @given(batch=batches, n=st.integers(0, 8192))
 def test_more_work_never_makes_a_step_faster(form: str, change: str, batch: Chunks, n: int) -> None:
     # A decode that becomes a chunk moves to another kernel, so it is left out here.
     assume(change != "more tokens" or batch[0][0] > 1)
-    model = FORMS[form]
+    model = MODELS[form]
     base_s = model.predict(make_shape(*batch))
     more_s = model.predict(make_shape(*CHANGES[change](batch, n)))
     assert more_s >= base_s * (1 - 1e-12)
@@ -305,7 +308,7 @@ NUM_ADDED = 10
 
 
 @pytest.mark.cost
-@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form].can_schedule])
+@pytest.mark.parametrize("form", [form for form in MODELS if MODELS[form].can_schedule])
 @pytest.mark.parametrize("added", [(256, 700), (1, 900)], ids=["chunk", "decode"])
 def test_adding_a_request_and_asking_takes_two_microseconds(
     benchmark: BenchmarkFixture, form: str, added: tuple[int, int]
@@ -314,7 +317,7 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
 
     The fastest of many rounds counts, since other processes can only add time.
     """
-    predict, (new, prior) = FORMS[form].predict, added
+    predict, (new, prior) = MODELS[form].predict, added
     mixed = make_shape(*MIXED)
 
     def fresh() -> tuple[tuple[BatchShape], dict[str, object]]:
@@ -332,12 +335,12 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
     assert benchmark.stats.stats.min / NUM_ADDED < slowed(limit_s)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MODELS)
 @given(contexts=st.lists(st.integers(1, 16_384), min_size=1, max_size=60))
 def test_steps_of_the_same_decodes_take_what_is_predicted_for_each(
     form: str, contexts: list[int]
 ) -> None:
-    model, shape = FORMS[form], BatchShape()
+    model, shape = MODELS[form], BatchShape()
     shape.add_decodes(contexts)
     ends_s = model.decode_ends(shape, 5.0, 9, math.inf)
     assert len(ends_s) == 9
@@ -348,9 +351,9 @@ def test_steps_of_the_same_decodes_take_what_is_predicted_for_each(
         shape.lengthen_contexts()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MODELS)
 def test_steps_of_the_same_decodes_end_with_the_first_that_reaches_a_time(form: str) -> None:
-    model, shape = FORMS[form], BatchShape()
+    model, shape = MODELS[form], BatchShape()
     shape.add_decodes([100, 900, 2000])
     ends_s = model.decode_ends(shape, 5.0, 9, math.inf)
     assert model.decode_ends(shape, 5.0, 9, ends_s[3]) == ends_s[:4]

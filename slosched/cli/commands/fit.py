@@ -52,6 +52,7 @@ def fit(
         typer.Option(
             help="Numbers of tokens that CUDA graphs pad a step to: vllm (1, 2, 4, 8, 16, … 512), "
             "vllm:256 (the same up to 256, as with --max-num-seqs 128), a list (1,2,4,8), or none. "
+            "decodes:1,2,4,8 are those of an engine that has graphs for decodes alone. "
             "Without it, what the profile says.",
         ),
     ] = None,

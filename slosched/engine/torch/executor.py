@@ -76,6 +76,11 @@ class TorchExecutor:
         """The step that was launched last."""
         self._before_last: LaunchedStep | None = None
 
+    @property
+    def mixed_graph_sizes(self) -> tuple[int, ...]:
+        """Return the numbers of tokens to which steps with chunks are padded."""
+        return self._mixed.sizes
+
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Launch a step and wait for it."""
         return self.launch(batch)()

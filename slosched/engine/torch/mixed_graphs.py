@@ -82,6 +82,11 @@ class MixedGraphs:
             )
             self._sizes, self._graphs = (), {}
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the numbers of tokens to which steps are padded, none if that proved wrong."""
+        return self._sizes
+
     def size_for(self, batch: ScheduledBatch) -> int | None:
         """Return the number of tokens to which to pad a step; None if it is to run as it is."""
         if not self._sizes or batch.drafts or len(batch.chunks) > self._most_sequences:

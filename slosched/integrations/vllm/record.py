@@ -16,7 +16,7 @@ from slosched.integrations.vllm.settings import Settings, SettingsError
 from slosched.integrations.vllm.steps import Record
 from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
 from slosched.perfmodel.device import cpu_name
-from slosched.perfmodel.graphs import GRAPH_SIZES
+from slosched.perfmodel.graphs import GRAPH_SIZES, StepGraphs
 from slosched.perfmodel.measurement import append_measurement
 
 logger = logging.getLogger("vllm.slosched")
@@ -74,9 +74,9 @@ def _kernel_facts(config: Any) -> dict[str, str]:
     if model.get_num_experts() and per_token:
         facts |= {"num_experts": model.get_num_experts(), "num_experts_per_token": per_token}
     graphs = config.compilation_config
-    # Graphs for decodes alone are left out: the forms pad all steps or none.
-    if graphs.cudagraph_mode and graphs.cudagraph_mode.mixed_mode().value:
-        facts[GRAPH_SIZES] = ",".join(map(str, graphs.cudagraph_capture_sizes or ()))
+    if graphs.cudagraph_mode and (sizes := tuple(sorted(graphs.cudagraph_capture_sizes or ()))):
+        decodes_alone = not graphs.cudagraph_mode.mixed_mode().value
+        facts[GRAPH_SIZES] = StepGraphs(sizes, decodes_alone)
     return {name: str(value) for name, value in facts.items() if value}
 
 

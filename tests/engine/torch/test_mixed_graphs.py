@@ -107,7 +107,9 @@ def test_steps_run_as_they_are_where_padding_changes_them(
     cache = PagedKVCache(tiny.geometry, num_blocks=6, block_size=BLOCK_SIZE)
     batch = make_batch(make_chunk(make_prompt_request("a", [1, 2, 3]), [0]))
     wrong = replace(tiny, backend=OneSequence(tiny))
-    assert MixedGraphs(SIZES, 3, wrong, cache).size_for(batch) is None
+    graphs = MixedGraphs(SIZES, 3, wrong, cache)
+    assert graphs.size_for(batch) is None
+    assert graphs.sizes == (), "a profile would say that there are graphs"
     assert "one-sequence" in caplog.text
     for part in cache.layer(0):
         assert not part[:3].any(), "the blocks of the proof are not cleared"
