@@ -35,7 +35,7 @@ def rows_of(seed: int, number: int) -> Iterator[dict[str, object]]:
         return
     device = cell.device()
     config = cell.config(device)
-    window = cell.windows(device, WINDOW_REQUESTS)[0]
+    window = cell.windows(device, cell.usual(WINDOW_REQUESTS))[0]
     counts = keepable(window, device, config)
     for load in LOADS:
         trace = window.scaled_to(load * rate)

@@ -24,25 +24,29 @@ def lines(row: Row) -> Iterator[list[object]]:
     if "void" in row:
         return
     cell, policy = Cell(**row["cell"]), row["settings"][FLAGSHIP]
+    size = row.get("window_requests") or cell.usual()
     for target in TARGETS:
         found = [r for r in row["capacity"] if r["target"] == target]
         best = max(r["requests_per_s"] for r in found if r["contender"] != FLAGSHIP)
         if best:
-            now = f"{attainment(cell, policy, best):.1%}"
+            now = f"{attainment(cell, policy, best, size):.1%}"
             yield [row["name"], f"best at {target:.0%}", f"{best:.3g}", f"{target:.1%}", "", now]
     shares = {r["policy"]: r["attainment"] for r in row["overload"]}
     then, rate = shares.pop(FLAGSHIP), row["overload"][0]["rate"]
-    now = f"{attainment(cell, policy, rate):.1%}"
+    now = f"{attainment(cell, policy, rate, size):.1%}"
     best_share = f"{max(shares.values()):.1%}"
     yield [row["name"], "overload", f"{rate:.3g}", best_share, f"{then:.1%}", now]
 
 
-def attainment(cell: Cell, policy: str, rate: float) -> float:
-    """Return the share in time of the requests that count, on the windows that judge."""
+def attainment(cell: Cell, policy: str, rate: float, size: int) -> float:
+    """Return the share in time of the requests that count, on the windows that judge.
+
+    Each window has `size` requests.
+    """
     device = cell.device()
     config = cell.config(device)
     shares = []
-    for window in cell.windows(device):
+    for window in cell.windows(device, size):
         requests = simulate(window.scaled_to(rate), make_policy(policy), device, config)
         found = Outcomes.of(requests, config.limits.deadline_rule)
         shares.append(found.among(keepable(window, device, config)).attainment)

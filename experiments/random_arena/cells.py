@@ -33,6 +33,11 @@ T = TypeVar("T")
 
 NUM_WINDOWS, NUM_TUNING_WINDOWS = 3, 2
 WINDOW_REQUESTS = 300
+"""The least requests of a window, before `Cell.usual`."""
+MOST_WINDOW_REQUESTS = 1600
+"""The most requests of a window: the shortest trace has five such windows."""
+PROMISED_TIMES = 2.0
+"""How often the mean time that requests may take fits into a window, at the rate for tuning."""
 _MOST_WINDOWS = 20
 """The number of places in a trace at which a cell's windows may begin."""
 _BLOCK_SIZE = 16
@@ -112,17 +117,20 @@ class Cell:
     def source(self) -> Source:
         return source_of(self.requests)
 
-    def windows(self, device: FittedModel, size: int = WINDOW_REQUESTS) -> list[Trace]:
-        """Return the windows that judge, of `size` requests each; long requests are fewer."""
+    def usual(self, size: int = WINDOW_REQUESTS) -> int:
+        """Return the requests of a window that would have `size` if none were long."""
+        return round(SIZE_FACTORS.get(self.requests, 1.0) * size)
+
+    def windows(self, device: FittedModel, size: int) -> list[Trace]:
+        """Return the windows that judge, of `size` requests each."""
         return self._windows(device, size, range(NUM_WINDOWS))
 
-    def tuning_windows(self, device: FittedModel, size: int = WINDOW_REQUESTS) -> list[Trace]:
+    def tuning_windows(self, device: FittedModel, size: int) -> list[Trace]:
         """Return the first thirds of the next windows, on which policies are tuned."""
         places = range(NUM_WINDOWS, NUM_WINDOWS + NUM_TUNING_WINDOWS)
         return [window.head(len(window) // 3) for window in self._windows(device, size, places)]
 
     def _windows(self, device: FittedModel, size: int, places: Sequence[int]) -> list[Trace]:
-        size = round(SIZE_FACTORS.get(self.requests, 1.0) * size)
         # Windows of one size follow one another, so that different ones share no request.
         numbers = [self.first_window + place for place in places]
         traces = self.source().windows(size, numbers)
@@ -159,6 +167,16 @@ def draw(seed: int, number: int) -> Cell:
         prefix_cache=bool(rng.random() < 0.5) and requests in WITH_PREFIXES,
         model_error=_one(rng, tuple(MODEL_ERRORS)),
     )
+
+
+def num_for(trace: Trace, rate: float) -> int:
+    """Return how many requests like those of `trace` a window needs at a rate.
+
+    The window has to last for twice the mean time in which requests may be served: else all could
+    come at once, wait within their promise, and still be served in time at any rate.
+    """
+    times_s = [r.slo.ttft_s + (r.num_output_tokens - 1) * r.slo.tpot_s for r in trace.requests]
+    return round(PROMISED_TIMES * rate * float(np.mean(times_s)))
 
 
 def keepable(trace: Trace, device: FittedModel, config: SimulationConfig) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,13 @@ from typing import Any
 
 from experiments.arena.contenders import Class, Entry
 from experiments.command import provenance
-from experiments.random_arena.cells import WINDOW_REQUESTS, Cell, keepable
+from experiments.random_arena.cells import (
+    MOST_WINDOW_REQUESTS,
+    WINDOW_REQUESTS,
+    Cell,
+    keepable,
+    num_for,
+)
 from experiments.random_arena.contenders import REFERENCES, RIVALS
 from slosched.evaluate.capacity import (
     TARGETS,
@@ -57,6 +63,8 @@ class Effort:
     num_finalists: int = 2
     """Contenders of each class that are judged, the best in tuning; ours always are."""
     window_requests: int = WINDOW_REQUESTS
+    """The least requests of a window, fewer where they are long."""
+    most_window_requests: int = MOST_WINDOW_REQUESTS
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,7 @@ class Match:
     def _found(self) -> Row:
         return {
             "share_judged": self._final.share_judged,
+            "window_requests": self.window_requests,
             "tuning_rate": self.tuning_rate,
             "settings": {one.contender.name: one.tuned.policy for one in self._finalists},
             "capacity": list(self._capacities()),
@@ -149,29 +158,56 @@ class Match:
         return self.cell.config(self._device)
 
     @cached_property
+    def _usual(self) -> Stage:
+        """Return the windows for tuning if they have the usual number of requests."""
+        return self._tuning_of(self.cell.usual(self.effort.window_requests))
+
+    @cached_property
+    def _usual_rate(self) -> float:
+        return self._highest_rate(self._usual)
+
+    @cached_property
+    def window_requests(self) -> int:
+        """Return the requests of a window: the usual number, or as many as make it long enough."""
+        usual = self.cell.usual(self.effort.window_requests)
+        needed = num_for(self._usual.windows[0], self._usual_rate)
+        return max(usual, min(needed, self.effort.most_window_requests))
+
+    @property
+    def _is_usual(self) -> bool:
+        return self.window_requests == self.cell.usual(self.effort.window_requests)
+
+    @cached_property
     def _tuning(self) -> Stage:
-        windows = self.cell.tuning_windows(self._device, self.effort.window_requests)
+        return self._usual if self._is_usual else self._tuning_of(self.window_requests)
+
+    def _tuning_of(self, size: int) -> Stage:
+        windows = self.cell.tuning_windows(self._device, size)
         return Stage.of(windows, self._device, self._config)
 
     @cached_property
     def _final(self) -> Stage:
-        windows = self.cell.windows(self._device, self.effort.window_requests)
+        windows = self.cell.windows(self._device, self.window_requests)
         return Stage.of(windows, self._device, self._config)
 
     @cached_property
     def tuning_rate(self) -> float:
+        """Return the rate at which contenders are tuned, 0 if there is none."""
+        return self._usual_rate if self._is_usual else self._highest_rate(self._tuning)
+
+    def _highest_rate(self, stage: Stage) -> float:
         """Return the highest rate tried at which a reference, at its defaults, serves 95 % in time.
 
         It is 0 if there is none.  Rates are tried from the highest down, since replays at low rates
         take longest.
         """
-        if self._tuning.is_empty:
+        if stage.is_empty:
             return 0.0
         references = [self._contender(e) for e in self.entries if e.name in REFERENCES]
-        rate = _HIGHEST_OF_BUSY * busy_rate(references[0], self._tuning.windows[0])
+        rate = _HIGHEST_OF_BUSY * busy_rate(references[0], stage.windows[0])
         for tried in (rate * _RATE_RATIO**i for i in range(_NUM_RATES)):
             plan = Plan((REFERENCE_TARGET,), _FINE, at_rate=tried)
-            shares = self._tuning.played(references, plan).frame()["attainment"]
+            shares = stage.played(references, plan).frame()["attainment"]
             if shares.max() >= REFERENCE_TARGET:
                 return tried
         return 0.0

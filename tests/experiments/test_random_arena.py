@@ -12,11 +12,12 @@ import pytest
 
 from experiments.arena.contenders import Class
 from experiments.random_arena import report, results
-from experiments.random_arena.cells import Cell, draw, keepable
+from experiments.random_arena.cells import Cell, draw, keepable, num_for
 from experiments.random_arena.contenders import contenders
 from experiments.random_arena.play import Effort, Match
 from experiments.random_arena.results import Row
 from experiments.random_arena.workloads import UNKEEPABLE_TPOT_S
+from slosched.core import SLO
 
 EASY = Cell(
     0,
@@ -38,7 +39,8 @@ NAMES = {"goodput", "edf+drop", "slo_aware"}
 @pytest.fixture(scope="module")
 def row() -> Row:
     entries = [entry for entry in contenders(portfolio=False) if entry.name in NAMES]
-    return Match(EASY, entries, Effort(num_trials=2, num_finalists=1, window_requests=24)).row()
+    effort = Effort(2, 1, window_requests=24, most_window_requests=24)
+    return Match(EASY, entries, effort).row()
 
 
 def test_the_same_seed_gives_the_same_cells() -> None:
@@ -64,6 +66,21 @@ def test_windows_that_tune_share_no_request_with_those_that_judge() -> None:
     assert not any(
         part == whole[i : i + 16] for part in tuning for whole in judging for i in range(35)
     )
+
+
+def test_a_window_lasts_for_twice_the_time_that_its_requests_may_take() -> None:
+    promised = EASY.windows(EASY.device(), 40)[0].with_slo(SLO(5.0, 0.1))
+    mean_s = 5.0 + 0.1 * (promised.output_tokens.mean() - 1)
+    assert num_for(promised, 10.0) == pytest.approx(20.0 * mean_s, abs=1)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(24, 24), (60, 60)])
+def test_windows_of_a_fast_device_have_more_requests_up_to_a_limit(
+    most: int, expected: int
+) -> None:
+    entries = [entry for entry in contenders(portfolio=False) if entry.name in NAMES]
+    effort = Effort(window_requests=24, most_window_requests=most)
+    assert Match(EASY, entries, effort).window_requests == expected
 
 
 def test_requests_that_no_idle_device_keeps_do_not_count() -> None:
@@ -97,7 +114,7 @@ def test_a_tiny_cell_has_capacities_and_ratios_to_the_best_of_each_class(row: Ro
 def test_a_cell_says_why_nothing_was_found() -> None:
     entries = [entry for entry in contenders(portfolio=False) if entry.name in NAMES]
     cell = replace(EASY, unkeepable_one_in=1)
-    row = Match(cell, entries, Effort(window_requests=10)).row()
+    row = Match(cell, entries, Effort(window_requests=10, most_window_requests=10)).row()
     assert row["void"] == "an idle device keeps no promise of some window"
     assert "ratios" not in row
 
