@@ -35,7 +35,7 @@ NUM_WINDOWS, NUM_TUNING_WINDOWS = 3, 2
 WINDOW_REQUESTS = 300
 """The least requests of a window, before `Cell.usual`."""
 MOST_WINDOW_REQUESTS = 1600
-"""The most requests of a window: the shortest trace has five such windows."""
+"""The most requests of a window, before `Cell.usual`: the shortest trace has five such windows."""
 PROMISED_TIMES = 2.0
 """How often the mean time that requests may take fits into a window, at the rate for tuning."""
 _MOST_WINDOWS = 20

@@ -65,6 +65,7 @@ class Effort:
     window_requests: int = WINDOW_REQUESTS
     """The least requests of a window, fewer where they are long."""
     most_window_requests: int = MOST_WINDOW_REQUESTS
+    """The most requests of a window, fewer where they are long, too."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Match:
         """Return the requests of a window: the usual number, or as many as make it long enough."""
         usual = self.cell.usual(self.effort.window_requests)
         needed = num_for(self._usual.windows[0], self._usual_rate)
-        return max(usual, min(needed, self.effort.most_window_requests))
+        return max(usual, min(needed, self.cell.usual(self.effort.most_window_requests)))
 
     @property
     def _is_usual(self) -> bool:

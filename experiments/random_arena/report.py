@@ -84,9 +84,9 @@ where it was behind. Cells of seed {REPORT_SEED} were first played for this page
 In each cell every contender may try {effort.num_trials} settings on windows that do not judge, at \
 a rate at which the best of three reference policies serves {REFERENCE_TARGET:.0%} in time. Ours \
 and the best {effort.num_finalists} of each class go on to {NUM_WINDOWS} windows of \
-{effort.window_requests} requests (fewer where they are long), or of as many as make it last for \
-{PROMISED_TIMES:g} times the mean time that they may take (TTFT, and TPOT for each token) at that \
-rate, up to {effort.most_window_requests:,}. There the search of `slosched capacity` finds \
+{effort.window_requests} requests, or of as many as make it last for {PROMISED_TIMES:g} times the \
+mean time that they may take (TTFT, and TPOT for each token) at that rate, up to \
+{effort.most_window_requests:,}; where requests are long, of half or a quarter of both. There the search of `slosched capacity` finds \
 capacities at 99 % and 90 %, between 1/{1 / LOWEST:g} of that rate and {HIGHEST:g} times it. \
 Then all are played at {OVERLOAD:g} times the best capacity at 90 %. Ratios are to the best of a \
 class in that cell, chosen in hindsight. They are paired by window, with 95 % intervals from \
