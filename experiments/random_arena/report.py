@@ -86,12 +86,12 @@ a rate at which the best of three reference policies serves {REFERENCE_TARGET:.0
 and the best {effort.num_finalists} of each class go on to {NUM_WINDOWS} windows of \
 {effort.window_requests} requests, or of as many as make it last for {PROMISED_TIMES:g} times the \
 mean time that they may take (TTFT, and TPOT for each token) at that rate, up to \
-{effort.most_window_requests:,}; where requests are long, of half or a quarter of both. There the search of `slosched capacity` finds \
-capacities at 99 % and 90 %, between 1/{1 / LOWEST:g} of that rate and {HIGHEST:g} times it. \
-Then all are played at {OVERLOAD:g} times the best capacity at 90 %. Ratios are to the best of a \
-class in that cell, chosen in hindsight. They are paired by window, with 95 % intervals from \
-resampled windows and blocks. The windows are short: intervals are wide, and a queue that grows \
-for minutes is not seen.
+{effort.most_window_requests:,}; where requests are long, of half or a quarter of both. \
+There the search of `slosched capacity` finds capacities at 99 % and 90 %, between \
+1/{1 / LOWEST:g} of that rate and {HIGHEST:g} times it. Then all are played at {OVERLOAD:g} \
+times the best capacity at 90 %. Ratios are to the best of a class in that cell, chosen in \
+hindsight. They are paired by window, with 95 % intervals from resampled windows and blocks. The \
+windows are short: intervals are wide, and a queue that grows for minutes is not seen.
 
 **Cells of the seeds {DESIGN_SEEDS[0]} to {FORMER_SEEDS[-1]} were played before windows were made \
 to last.** Where a device is fast or answers are long, all of their \
