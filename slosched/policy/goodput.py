@@ -39,7 +39,7 @@ from slosched.policy.kit.giving_way import give_way
 from slosched.policy.kit.late_gaps import LateGaps, num_due_soon, starving_tpot_s
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
-from slosched.policy.kit.make_way import has_to_make_way, make_way, may_make_way
+from slosched.policy.kit.make_way import come_back, has_to_make_way, make_way, may_make_way
 from slosched.policy.kit.memory import (
     are_few,
     lacks_blocks,
@@ -102,7 +102,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        room for, they go by length.  Once half of the cache is filled, prompts that have time are
        spread over more steps.
     7. Best effort, and what is due much later, gives its seats and KV blocks to prompts that lack
-       them (kit/make_way.py).
+       them (kit/make_way.py).  Best effort then waits until there is more room than it needs.
     8. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
        be cut ends with a whole tile of 64 tokens.
     9. Under the deadline rule `tbt`, which counts every gap, a step is taken to last as long as it
@@ -457,7 +457,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     ) -> list[Timed]:
         """Return the prompts that are worth a try, by deadline; reject the others."""
         prompts = self.timed(batch, model, begun, view.now_s)
-        prompts += self.timed(batch, model, most_urgent(view.waiting), view.now_s)
+        waiting = come_back(most_urgent(view.waiting), view.kv)
+        prompts += self.timed(batch, model, waiting, view.now_s)
         return by_deadline(prompts)
 
     def _serve(

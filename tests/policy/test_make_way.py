@@ -24,7 +24,7 @@ from slosched.core import (
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import load_model
-from slosched.policy.kit import make_way
+from slosched.policy.kit import come_back, make_way
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import (
     SimulatedReplica,
@@ -100,6 +100,33 @@ def test_without_a_latency_model_only_best_effort_makes_way() -> None:
         output = make_policy("edf").schedule(view)
         assert output.preempted == (("o",) if makes_way else ())
         assert ("p" in output.num_scheduled_tokens) == makes_way
+
+
+@pytest.mark.parametrize(
+    ("num_preemptions", "tokens", "num_free", "comes_back"),
+    [
+        (0, 300, 300, True),
+        (1, 300, 599, False),
+        (1, 300, 600, True),
+        (5, 300, 749, False),
+        (5, 300, 750, True),
+        (5, 900, 750, False),
+        (5, 900, 900, True),
+    ],
+)
+def test_best_effort_comes_back_where_there_is_more_room_than_it_needs(
+    num_preemptions: int, tokens: int, num_free: int, comes_back: bool
+) -> None:
+    waiting, promised = (
+        R("waiting", tokens, due_s=1.0).request(),
+        R("promised", 300, due_s=1.0).request(),
+    )
+    waiting.slo, waiting.deadline_s = NO_SLO, math.inf
+    waiting.num_preemptions = promised.num_preemptions = num_preemptions
+    kept = decode("kept", 1001 - num_free, 50)
+    view = view_of([waiting, promised, kept], num_blocks=1000)
+    assert view.kv.num_free_blocks == num_free
+    assert come_back(view.waiting, view.kv) == [waiting, promised][1 - comes_back :]
 
 
 def share_good(

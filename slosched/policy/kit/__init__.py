@@ -19,6 +19,7 @@
 | `plan_turn` | a whole step in which chosen requests come first |
 | `least_urgent_last` | who gives up KV blocks first: the one that is furthest ahead |
 | `has_to_make_way`, `make_way`, `with_way_made` | preempt what can wait where prompts lack room |
+| `come_back` | leaves out what would only have to make way again |
 | `serve_something` | runs a step although nothing can be in time |
 | `largest_that_fits` | finds the largest number that fits, by bisection |
 | `decodes_until_s`, `are_alone`, `all_in_time` | answers for a fast replay (`schedule_beside`) |
@@ -90,6 +91,7 @@ from slosched.policy.kit.lengths import OutputLengths as OutputLengths
 from slosched.policy.kit.long_steps import LongSteps as LongSteps
 from slosched.policy.kit.long_steps import long_steps as long_steps
 from slosched.policy.kit.lost import num_lost as num_lost
+from slosched.policy.kit.make_way import come_back as come_back
 from slosched.policy.kit.make_way import has_to_make_way as has_to_make_way
 from slosched.policy.kit.make_way import make_way as make_way
 from slosched.policy.kit.make_way import with_way_made as with_way_made

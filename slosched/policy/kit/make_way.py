@@ -11,6 +11,7 @@ from operator import attrgetter
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
+    KVView,
     PreemptionMode,
     Request,
     RequestStatus,
@@ -24,6 +25,8 @@ _RUNNING = RequestStatus.RUNNING
 
 FAR_S = 60.0
 """Time from now after which a token is due so late that its request goes behind all others."""
+_MOST_ROOM = 0.75
+"""The share of the KV cache that is room enough for any request to come back."""
 _PATIENCE = 2.0
 """How much longer than to compute it anew a request must have, so that it can make way."""
 
@@ -55,6 +58,25 @@ def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Request
         if _is_made(*wanted, batch, view, patient, begun):
             num_blocks, num_seats = wanted
     return bool(batch.preempted)
+
+
+def come_back(waiting: Iterable[Request], kv: KVView) -> list[Request]:
+    """Return the requests without those that would only have to make way again.
+
+    Best effort that has made way n times has room again where blocks for n + 1 like it are free, or
+    three quarters of the cache.  Else it would be computed anew again and again, for nothing.
+    """
+    return [
+        request
+        for request in waiting
+        if not (request.num_preemptions and request.is_best_effort) or _has_room(request, kv)
+    ]
+
+
+def _has_room(request: Request, kv: KVView) -> bool:
+    num_blocks = -(-request.num_tokens // kv.block_size)
+    wanted = min((request.num_preemptions + 1) * num_blocks, _MOST_ROOM * kv.num_blocks)
+    return kv.num_free_blocks >= max(wanted, num_blocks)
 
 
 def with_way_made(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
