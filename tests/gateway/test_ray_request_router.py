@@ -46,3 +46,14 @@ def test_a_replica_that_goes_while_a_request_waits_for_it_is_left_out() -> None:
             await router._session.close()
 
     assert asyncio.run(play()) == [[stays, goes]]
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings from Ray itself
+def test_a_header_may_have_any_characters() -> None:
+    """What is raised in the router is only logged, and the request waits for ever."""
+    headers = (("x-title", "中文"), ("x-llm-d-slo-ttft-ms", "1500"))
+    router: Any = FleetRouter.__new__(FleetRouter)
+    router.initialize_state("round_robin")
+    router._fleet.add("http://127.0.0.1:1")
+    asked = router._read(Call("POST", "/v1/completions", headers, b'{"prompt": "a"}'))
+    assert asked.slo.ttft_s == 1.5

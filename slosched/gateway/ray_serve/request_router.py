@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import aiohttp
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
-from starlette.datastructures import Headers
 
 from slosched.core import Request
 from slosched.engine.server.errors import ApiError
@@ -131,7 +130,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         try:
             return read(
                 call.content,
-                Headers(dict(call.headers)),
+                dict(call.headers),  # their names are in lower case (ASGI)
                 fleet.default_slo,
                 fleet.bytes_per_token,
                 with_prefixes=fleet.uses_prefixes,
