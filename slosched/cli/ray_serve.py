@@ -14,7 +14,7 @@ from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.network_options import NetworkOptions
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.spec import make_router
-from slosched.integrations.ray import LOCAL
+from slosched.integrations.ray import LOCAL, connect
 
 _OWN = ("--ray", "--replicas", "--router", "--gpus-per-replica", "--host", "--port")
 """Options that are not those of a replica's own server; each takes a value."""
@@ -76,8 +76,10 @@ class RayOptions:
                 markup=False,
             )
 
-        address = None if self.ray == LOCAL else self.ray
-        serve_application(application, address, network.host, network.port, announce)
+        address = self.ray or LOCAL
+        connect(address)
+        is_new = address == LOCAL
+        serve_application(application, network.host, network.port, announce, is_new=is_new)
 
 
 def replica_arguments(command: Sequence[str]) -> list[str]:

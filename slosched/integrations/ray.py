@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -12,6 +14,11 @@ from slosched.core import SloschedError
 
 LOCAL = "local"
 """The address that stands for a new cluster on this machine."""
+
+_REACH_TIMEOUT_S = 10.0
+"""How long the head of a cluster may take to accept a connection."""
+_START_TIMEOUT_S = 120
+"""How long a new cluster may take to start; Ray's own 30 s are too short for a busy machine."""
 
 _started: set[str] = set()
 """The pools for which this Ray worker has called `initialize`."""
@@ -31,18 +38,9 @@ class RayPool(Executor):
     def __init__(self, address: str, initialize: Callable[[], None]) -> None:
         """Connect to `local`, `auto`, `host:port` or `ray://host:port`; may raise RayError."""
         self._ray = ray = _import_ray()
-        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-        if address == LOCAL:
-            options["include_dashboard"] = False
-        try:
-            self._started_here = not ray.is_initialized()
-            if self._started_here:
-                ray.init(address=address, **options)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise RayError(
-                f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or "
-                f"use {LOCAL!r} for one on this machine"
-            ) from error
+        self._started_here = not ray.is_initialized()
+        if self._started_here:
+            connect(address, log_to_driver=False, configure_logging=False)
         # The list makes Ray pass on the reference instead of the object it refers to.
         self._initialize = [ray.put(initialize)]
         self._name = uuid.uuid4().hex
@@ -81,6 +79,28 @@ def ray_pool(address: str) -> Callable[[Callable[[], None]], Executor]:
     """
     _import_ray()
     return lambda initialize: RayPool(address, initialize)
+
+
+def connect(address: str, **options: Any) -> None:
+    """Connect this process to a cluster, with options of `ray.init`; raise RayError if none is."""
+    if address == LOCAL:
+        options["include_dashboard"] = False
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", str(_START_TIMEOUT_S))
+    try:
+        _check_reachable(address)
+        _import_ray().init(address=address, **options)
+    except (ConnectionError, OSError, OverflowError, RuntimeError, ValueError) as error:
+        raise RayError(
+            f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or "
+            f"use {LOCAL!r} for one on this machine"
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nobody listens at `host:port`, where Ray would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
 
 
 def _call(

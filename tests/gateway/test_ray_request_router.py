@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed here: pip install 'slosched[ray]'")
 
 from slosched.gateway.config import GatewayConfig
+from slosched.gateway.headers import sendable
 from slosched.gateway.ray_serve.call import Call
 from slosched.gateway.ray_serve.replica import URL
 from slosched.gateway.ray_serve.request_router import FleetRouter
@@ -46,6 +47,17 @@ def test_a_replica_that_goes_while_a_request_waits_for_it_is_left_out() -> None:
             await router._session.close()
 
     assert asyncio.run(play()) == [[stays, goes]]
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings from Ray itself
+def test_headers_in_any_language_are_read() -> None:
+    """Ray Serve logs what is raised here, and the request waits for ever."""
+    headers = sendable([(b"x-title", "日本語".encode()), (b"x-slo-ttft-ms", b"250")])
+    router: Any = FleetRouter.__new__(FleetRouter)
+    router.initialize_state("round_robin")
+    router._fleet.add("http://127.0.0.1:1")
+    asked = router._read(Call("POST", "/v1/completions", headers, b'{"prompt": "a"}'))
+    assert asked.slo.ttft_s == 0.25
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings from Ray itself

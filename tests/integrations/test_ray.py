@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 
 import pytest
 
@@ -41,3 +43,16 @@ def test_no_ray_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RayError, match=r"pip install 'slosched\[ray\]'"):
         ray_pool(LOCAL)
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings from Ray itself
+def test_an_address_where_nobody_listens_is_an_error_at_once() -> None:
+    """Ray itself goes on trying for minutes."""
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # but it does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        begin_s = time.monotonic()
+        with pytest.raises(RayError, match=f"no Ray cluster at '{address}'.*ray start --head"):
+            ray_pool(address)(lambda: None)
+    assert time.monotonic() - begin_s < 20

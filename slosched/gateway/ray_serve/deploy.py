@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -18,8 +17,6 @@ from slosched.gateway.ray_serve.request_router import FleetRouter
 from slosched.gateway.ray_serve.server_process import free_port
 
 _NAME = "slosched"
-_START_TIMEOUT_S = 120
-"""How long a new cluster may take to start; Ray's own 30 s are too short for a busy machine."""
 _MOST_REQUESTS = 100_000
 """Requests that a replica takes at once.  The server's own policy decides what runs."""
 
@@ -45,20 +42,18 @@ class Application:
 
 def serve_application(
     application: Application,
-    address: str | None,
     host: str,
     port: int,
     on_ready: Callable[[str], None],
+    *,
+    is_new: bool,
 ) -> None:
-    """Deploy on the cluster at `address`, None for a new one here, until SIGINT or SIGTERM comes.
+    """Deploy on the cluster that this process is connected to, until SIGINT or SIGTERM comes.
 
     `on_ready` is called with the base URL when all replicas are up; port 0 chooses a free port.
-    On a cluster that was there before, the application is taken away again at the end.
+    On a cluster that was there before, the application is taken away again at the end; a new one
+    is stopped.
     """
-    is_new = address is None
-    options = {"include_dashboard": False} if is_new else {}
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(_START_TIMEOUT_S))
-    ray.init(address=address or "local", **options)
     stopped = threading.Event()
     try:
         port = port or free_port(host)
