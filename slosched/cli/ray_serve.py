@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,6 +19,8 @@ from slosched.integrations.ray import LOCAL, connect
 
 _OWN = ("--ray", "--replicas", "--router", "--gpus-per-replica", "--host", "--port")
 """Options that are not those of a replica's own server; each takes a value."""
+_KEYS = ("SLOSCHED_API_KEY", "SLOSCHED_ADMIN_API_KEY")
+"""Variables that are options of `serve`."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class RayOptions:
             ) from error
         application = Application(
             replica_arguments(sys.argv),
+            replica_environment(os.environ),
             self.replicas,
             self.router,
             self.gpus_per_replica,
@@ -80,6 +84,11 @@ class RayOptions:
         connect(address)
         is_new = address == LOCAL
         serve_application(application, network.host, network.port, announce, is_new=is_new)
+
+
+def replica_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are options of a replica's server."""
+    return {name: value for name, value in environment.items() if name in _KEYS}
 
 
 def replica_arguments(command: Sequence[str]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import ray
 from ray import serve
@@ -30,6 +30,8 @@ class Application:
 
     arguments: Sequence[str]
     """Those of `slosched serve`, for each replica."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for each replica; those of a cluster's machines are other ones than those here."""
     num_replicas: int = 1
     router: str = "least_requests"
     num_gpus: float = 0.0
@@ -92,4 +94,4 @@ def _bound(application: Application) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=application.drain_timeout_s,
     )
-    return front.bind(engine.bind(list(application.arguments)))
+    return front.bind(engine.bind(list(application.arguments), dict(application.environment)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import aiohttp
 import ray
@@ -24,9 +24,9 @@ class EngineReplica:
     server aborts the request.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """Start `slosched serve` with these arguments; return when it is ready."""
-        self._server = ServerProcess(arguments, ray.util.get_node_ip_address())
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start `slosched serve` with these arguments and variables; return when it is ready."""
+        self._server = ServerProcess(arguments, ray.util.get_node_ip_address(), environment)
         self._session: aiohttp.ClientSession | None = None
         self._server.wait_until_ready()
 

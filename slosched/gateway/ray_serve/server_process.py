@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slosched.core import SloschedError
 
@@ -25,12 +26,17 @@ class ServerProcessError(SloschedError):
 class ServerProcess:
     """A server on this machine, from its start to its end."""
 
-    def __init__(self, arguments: Sequence[str], host: str) -> None:
-        """Start `slosched serve` with these arguments at a free port of `host`."""
+    def __init__(self, arguments: Sequence[str], host: str, environment: Mapping[str, str]) -> None:
+        """Start `slosched serve` with these arguments at a free port of `host`.
+
+        It has the variables of `environment` besides those of this process.
+        """
         port = free_port(host)
         self.url = f"http://{host}:{port}"
         command = [sys.executable, "-m", "slosched", "serve", *arguments]
-        self._process = subprocess.Popen([*command, "--host", host, "--port", str(port)])
+        self._process = subprocess.Popen(
+            [*command, "--host", host, "--port", str(port)], env={**os.environ, **environment}
+        )
 
     def wait_until_ready(self) -> None:
         """Return when /health answers 200, however long the model takes to load.

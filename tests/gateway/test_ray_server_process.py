@@ -1,0 +1,33 @@
+"""The server that a replica of a Ray Serve application starts."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from slosched.cli.ray_serve import replica_environment
+from slosched.gateway.ray_serve.server_process import ServerProcess
+
+
+def status_of(url: str, headers: dict[str, str]) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.e2e
+def test_a_server_asks_for_the_key_of_the_environment_in_which_serve_was_called() -> None:
+    """The machines of a cluster do not have the variable."""
+    environment = replica_environment({"SLOSCHED_API_KEY": "secret", "HOME": "/nowhere"})
+    assert environment == {"SLOSCHED_API_KEY": "secret"}
+    server = ServerProcess(["--emulate", "l40s/llama-3.1-8b"], "127.0.0.1", environment)
+    try:
+        server.wait_until_ready()
+        assert status_of(f"{server.url}/v1/models", {}) == 401
+        assert status_of(f"{server.url}/v1/models", {"Authorization": "Bearer secret"}) == 200
+    finally:
+        server.stop()
