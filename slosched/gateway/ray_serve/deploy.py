@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.context import _get_global_client
 
 from slosched.gateway.ray_serve.front import Front
 from slosched.gateway.ray_serve.replica import EngineReplica
@@ -53,6 +54,7 @@ def serve_application(
     """Deploy on the cluster that this process is connected to, until SIGINT or SIGTERM comes.
 
     `on_ready` is called with the base URL when all replicas are up; port 0 chooses a free port.
+    Where Ray Serve runs already, it goes on listening at the host and port that it has.
     On a cluster that was there before, the application is taken away again at the end; a new one
     is stopped.
     """
@@ -63,13 +65,18 @@ def serve_application(
         serve.run(_bound(application), name=_NAME, route_prefix="/")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())
-        on_ready(f"http://{host}:{port}")
+        on_ready(_address())
         stopped.wait()
     finally:
         serve.delete(_NAME)
         if is_new:
             serve.shutdown()
         ray.shutdown()
+
+
+def _address() -> str:
+    """Return the base URL at which Ray Serve listens."""
+    return str(_get_global_client().root_url)
 
 
 def _bound(application: Application) -> serve.Application:

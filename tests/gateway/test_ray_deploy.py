@@ -1,0 +1,47 @@
+"""How an application of servers starts and ends on a Ray cluster of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed here: pip install 'slosched[ray]'")
+
+import ray
+from ray import serve
+
+from slosched.gateway.ray_serve.deploy import Application, serve_application
+from slosched.gateway.ray_serve.server_process import free_port
+from slosched.integrations.ray import LOCAL, connect
+
+HOST = "127.0.0.1"
+GPU = "l40s/llama-3.1-8b"
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings from Ray itself
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    connect(LOCAL)
+    yield
+    ray.shutdown()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_address_is_that_at_which_ray_serve_listens_already() -> None:
+    first, second = free_port(HOST), free_port(HOST)
+    serve.start(http_options={"host": HOST, "port": first})
+    told: list[str] = []
+
+    def stop(url: str) -> None:
+        told.append(url)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    serve_application(Application(["--emulate", GPU]), HOST, second, stop, is_new=False)
+    assert told == [f"http://{HOST}:{first}"]
