@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -45,3 +46,14 @@ def test_the_address_is_that_at_which_ray_serve_listens_already() -> None:
 
     serve_application(Application(["--emulate", GPU]), HOST, second, stop, is_new=False)
     assert told == [f"http://{HOST}:{first}"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_sigterm_during_the_start_ends_it_in_order() -> None:
+    """Ray's own handler aborts the process."""
+    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        serve_application(Application(["--emulate", GPU]), HOST, 0, print, is_new=True)
+    assert not timer.is_alive()
+    assert not ray.is_initialized()

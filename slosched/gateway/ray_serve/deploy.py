@@ -60,6 +60,8 @@ def serve_application(
     """
     stopped = threading.Event()
     try:
+        # Ray's own handler of SIGTERM aborts the process.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         port = port or free_port(host)
         serve.start(http_options={"host": host, "port": port})
         serve.run(_bound(application), name=_NAME, route_prefix="/")
