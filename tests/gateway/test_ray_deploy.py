@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="Ray is not installed here: pip install 'slosc
 import ray
 from ray import serve
 
-from slosched.gateway.ray_serve.deploy import Application, serve_application
+from slosched.gateway.ray_serve.deploy import Application, NotStartedError, serve_application
 from slosched.gateway.ray_serve.server_process import free_port
 from slosched.integrations.ray import LOCAL, connect
 
@@ -56,4 +56,12 @@ def test_a_sigterm_during_the_start_ends_it_in_order() -> None:
     with pytest.raises(KeyboardInterrupt):
         serve_application(Application(["--emulate", GPU]), HOST, 0, print, is_new=True)
     assert not timer.is_alive()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_servers_that_do_not_start_are_an_error_of_one_line() -> None:
+    application = Application(["--emulate", GPU, "-p", "no_such_policy"])
+    with pytest.raises(NotStartedError, match='a line above that begins with "error:" says why'):
+        serve_application(application, HOST, 0, print, is_new=True)
     assert not ray.is_initialized()

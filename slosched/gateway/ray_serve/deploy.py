@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _get_global_client
 
+from slosched.core import SloschedError
 from slosched.gateway.ray_serve.front import Front
 from slosched.gateway.ray_serve.replica import EngineReplica
 from slosched.gateway.ray_serve.request_router import FleetRouter
@@ -23,6 +24,10 @@ _MOST_REQUESTS = 100_000
 
 _HEALTH_PERIOD_S = 2.0
 """How often Ray Serve looks whether a server runs; it is replaced when three looks have failed."""
+
+
+class NotStartedError(SloschedError):
+    """The servers of an application did not start."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ def serve_application(
 
     `on_ready` is called with the base URL when all replicas are up; port 0 chooses a free port.
     Where Ray Serve runs already, it goes on listening at the host and port that it has.
+    Raises NotStartedError if the replicas do not start.
     On a cluster that was there before, the application is taken away again at the end; a new one
     is stopped.
     """
@@ -64,7 +70,7 @@ def serve_application(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         port = port or free_port(host)
         serve.start(http_options={"host": host, "port": port})
-        serve.run(_bound(application), name=_NAME, route_prefix="/")
+        _run(application)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())
         on_ready(_address())
@@ -74,6 +80,16 @@ def serve_application(
         if is_new:
             serve.shutdown()
         ray.shutdown()
+
+
+def _run(application: Application) -> None:
+    """Return when all replicas are up; raise NotStartedError if they do not start."""
+    try:
+        serve.run(_bound(application), name=_NAME, route_prefix="/")
+    except RuntimeError as error:
+        raise NotStartedError(
+            f'the servers did not start; a line above that begins with "error:" says why ({error})'
+        ) from error
 
 
 def _address() -> str:
