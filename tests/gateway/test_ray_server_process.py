@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.error
 import urllib.request
 
 import pytest
 
 from slosched.cli.ray_serve import replica_environment
-from slosched.gateway.ray_serve.server_process import ServerProcess
+from slosched.gateway.ray_serve.server_process import ServerProcess, free_port
 
 
 def status_of(url: str, headers: dict[str, str]) -> int:
@@ -31,3 +32,9 @@ def test_a_server_asks_for_the_key_of_the_environment_in_which_serve_was_called(
         assert status_of(f"{server.url}/v1/models", {"Authorization": "Bearer secret"}) == 200
     finally:
         server.stop()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
+def test_a_free_port_is_found_for_ipv6() -> None:
+    """`serve --ray local --host :: --port 0` asks for one."""
+    assert 0 < free_port("::") < 65536

@@ -75,6 +75,7 @@ class ServerProcess:
 
 def free_port(host: str) -> int:
     """Return a port of `host` that nobody listens at now."""
-    with socket.socket() as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
