@@ -58,6 +58,7 @@ class RayOptions:
         if network.ssl_certfile is not None or network.ssl_keyfile is not None:
             raise ValueError("Ray Serve answers in HTTP; put HTTPS in front of it, not --ssl-…")
         try:
+            from slosched.engine.server import check_can_listen
             from slosched.gateway.ray_serve.deploy import Application, serve_application
         except ImportError as error:
             raise ExtraMissingError(
@@ -81,8 +82,10 @@ class RayOptions:
             )
 
         address = self.ray or LOCAL
-        connect(address)
         is_new = address == LOCAL
+        if is_new:
+            check_can_listen(network.host, network.port)
+        connect(address)
         serve_application(application, network.host, network.port, announce, is_new=is_new)
 
 

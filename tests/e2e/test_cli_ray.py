@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from command_line import Server, serving
+from command_line import Said, Server, serving
 
 from slosched.cli.ray_serve import replica_arguments
 
@@ -110,3 +111,15 @@ def test_sigterm_ends_all_of_it(front: Server) -> None:
 def test_each_server_gets_the_options_that_are_not_for_ray() -> None:
     command = "slosched serve --ray auto --replicas=4 --port 80 --host=:: -p fcfs Qwen/Qwen3-8B"
     assert replica_arguments(command.split()) == ["-p", "fcfs", "Qwen/Qwen3-8B"]
+
+
+def test_a_port_in_use_is_an_error_before_a_cluster_starts(cli: Callable[..., Said]) -> None:
+    pytest.importorskip("ray.serve")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = cli("serve", "--ray", "local", "--emulate", GPU, "--port", port)
+    assert said.status == 1
+    assert said.complaint == (
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another --host or --port"
+    )
