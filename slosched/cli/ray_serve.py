@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -47,10 +47,10 @@ class RayOptions:
         float, typer.Option(min=0, help="With --ray: GPUs that Ray reserves for each server.")
     ] = 0.0
 
-    def serve(
-        self, network: NetworkOptions, api_keys: Sequence[str], drain_timeout_s: float
-    ) -> None:
+    def serve(self, network: NetworkOptions, key: str | None, drain_timeout_s: float) -> None:
         """Serve until SIGINT or SIGTERM arrives; each server gets this command's other options.
+
+        With the key the servers are asked for their state.
 
         Raises ExtraMissingError without Ray, and ValueError for options that Ray Serve has not.
         """
@@ -70,7 +70,7 @@ class RayOptions:
             self.replicas,
             self.router,
             self.gpus_per_replica,
-            next(iter(api_keys), None),
+            key,
             drain_timeout_s,
         )
 
@@ -87,6 +87,11 @@ class RayOptions:
             check_can_listen(network.host, network.port)
         connect(address)
         serve_application(application, network.host, network.port, announce, is_new=is_new)
+
+
+def state_key(api_keys: Collection[str], tenants: Collection[str]) -> str | None:
+    """Return a key that the servers know, of a tenant if there is no other; None without keys."""
+    return next(iter((*api_keys, *tenants)), None)
 
 
 def replica_environment(environment: Mapping[str, str]) -> dict[str, str]:

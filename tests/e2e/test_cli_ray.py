@@ -15,7 +15,7 @@ import psutil
 import pytest
 from command_line import Said, Server, serving
 
-from slosched.cli.ray_serve import replica_arguments
+from slosched.cli.ray_serve import replica_arguments, state_key
 
 GPU = "l40s/llama-3.1-8b"
 _PATIENCE_S = 120.0
@@ -123,3 +123,9 @@ def test_a_port_in_use_is_an_error_before_a_cluster_starts(cli: Callable[..., Sa
         f"error: cannot listen on 127.0.0.1:{port}: Address already in use; "
         "choose another --host or --port"
     )
+
+
+def test_servers_are_asked_for_their_state_with_a_key_that_they_know() -> None:
+    assert state_key((), {}) is None
+    assert state_key(("first", "second"), {"acme's": "acme"}) == "first"
+    assert state_key((), {"acme's": "acme", "other's": "other"}) == "acme's"

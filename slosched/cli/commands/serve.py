@@ -29,7 +29,7 @@ from slosched.cli.network_options import NetworkOptions
 from slosched.cli.operator_options import OperatorOptions
 from slosched.cli.option_groups import grouped
 from slosched.cli.promised import promised
-from slosched.cli.ray_serve import RayOptions
+from slosched.cli.ray_serve import RayOptions, state_key
 from slosched.cli.service_options import ServiceOptions
 from slosched.cli.speculation import Speculate
 from slosched.core import NO_SLO, Executor
@@ -182,7 +182,7 @@ def serve(
       --tensor-parallel-size 2`
     """
     if ray.ray is not None:
-        ray.serve(network, api_key or (), drain_timeout)
+        ray.serve(network, state_key(api_key or (), service.tenants()), drain_timeout)
         return
     name, rest = vllm.split(words, engine, model.model)
     if engine is vllm.Engine.VLLM:
