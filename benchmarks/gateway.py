@@ -115,6 +115,8 @@ def main(
     tokens: Annotated[int, typer.Option(help="Events of each stream.")] = 50,
 ) -> None:
     """Print the router's CPU time for each request, and how many it routes in a CPU second."""
+    if not 1 <= clients <= requests:
+        raise typer.BadParameter(f"-n {requests} leaves some of the {clients} --clients without")
     ports = (18101, 18102)
     servers = [multiprocessing.Process(target=_serve, args=(tokens, port)) for port in ports]
     for server in servers:
@@ -126,9 +128,10 @@ def main(
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
     try:
         assert process.stdout is not None
-        url = next(
-            found[1] for line in process.stdout if (found := re.search(r"at (http://\S+) by", line))
-        )
+        lines = (re.search(r"at (http://\S+) by", line) for line in process.stdout)
+        url = next((found[1] for found in lines if found), None)
+        if url is None:
+            sys.exit(f"slosched route --router {router} has ended; it said above why")
         body = json.dumps({"prompt": "a" * prompt_bytes, "max_tokens": 1, "stream": stream})
         num = requests // clients * clients
         cpu_s = asyncio.run(load(url, body.encode(), num, clients))

@@ -1,0 +1,33 @@
+"""What the scripts in `benchmarks/` say to wrong arguments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def complaint(script: str, *arguments: str) -> str:
+    """Return what a script that has to fail writes as its error."""
+    command = [sys.executable, "-m", script, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode, done.stdout
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
+@pytest.mark.e2e
+def test_the_gateway_needs_a_request_for_each_client() -> None:
+    said = complaint("benchmarks.gateway", "-n", "20", "--clients", "32")
+    assert "-n 20 leaves some of the 32 --clients without" in said
+
+
+@pytest.mark.e2e
+def test_the_gateway_says_why_there_is_no_router() -> None:
+    said = complaint("benchmarks.gateway", "--router", "nobody")
+    assert "no router 'nobody'" in said
+    assert said.endswith("slosched route --router nobody has ended; it said above why")
