@@ -78,7 +78,11 @@ class Stage:
 
 
 def read_stages(runs: Path) -> Iterator[Stage]:
-    for path in sorted(runs.glob("default_args/*/results/stage_*_lifecycle_metrics.json")):
+    pattern = "default_args/*/results/stage_*_lifecycle_metrics.json"
+    paths = sorted(runs.glob(pattern))
+    if not paths:
+        raise typer.BadParameter(f"no {runs / pattern}; is it a clone of inference-sim/training?")
+    for path in paths:
         run = path.parents[1].name
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         served, latency = report["successes"], report["successes"]["latency"]

@@ -31,3 +31,9 @@ def test_the_gateway_says_why_there_is_no_router() -> None:
     said = complaint("benchmarks.gateway", "--router", "nobody")
     assert "no router 'nobody'" in said
     assert said.endswith("slosched route --router nobody has ended; it said above why")
+
+
+@pytest.mark.e2e
+def test_a_folder_without_runs_is_told() -> None:
+    said = complaint("benchmarks.saturation", str(ROOT))
+    assert "a clone of inference-sim/training?" in said
