@@ -1,4 +1,4 @@
-"""What the scripts in `benchmarks/` say to wrong arguments."""
+"""What the scripts in `benchmarks/` and `tools/` say to wrong arguments."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def test_the_gateway_says_why_there_is_no_router() -> None:
 def test_a_folder_without_runs_is_told() -> None:
     said = complaint("benchmarks.saturation", str(ROOT))
     assert "a clone of inference-sim/training?" in said
+
+
+@pytest.mark.e2e
+def test_the_fit_of_the_public_traces_says_how_it_is_called() -> None:
+    assert "python -m tools.fit_public_traces ../shared/traces" in complaint(
+        "tools.fit_public_traces"
+    )

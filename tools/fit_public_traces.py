@@ -154,4 +154,6 @@ def _short_lists(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), TABLES)
