@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from slosched.gateway.replica import LiveReplica, Sent
 
 _NOTHING = Request("", 0.0, 1, max_tokens=1)
 """What is asked for by a request without a prompt: for the list of models, say."""
+
+
+_Counted = dict[str, tuple[LiveReplica, Sent]]
+"""Requests that count as their replicas', by Ray Serve's internal id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         self._fleet = LiveFleet((), router, self._config)
         self._session: aiohttp.ClientSession | None = None
         self._watched: dict[ReplicaID, _Watched] = {}
-        self._sent: dict[str, tuple[LiveReplica, Sent]] = {}
+        self._chosen: _Counted = {}
+        self._sent: _Counted = {}
 
     async def choose_replicas(
         self,
@@ -65,22 +71,25 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         able = [view for view in by_view if view.is_up and view.url not in call.tried]
         if not able:
             return [candidate_replicas]
-        # It goes with the pending request, which may be cancelled before it is routed.
-        pending_request.asked = self._read(call)
-        return [[by_view[self._fleet.choose(pending_request.asked, able)]]]
+        request = self._read(call)
+        name = pending_request.metadata.internal_request_id
+        _end(self._chosen, name)  # Ray Serve asks again if the replica was full
+        view = self._fleet.choose(request, able)
+        # Counted now: requests that come before this one is sent would all go to the same replica.
+        self._chosen[name] = view, view.send(request)
+        weakref.finalize(pending_request, _end, self._chosen, name)  # if it is never sent
+        return [[by_view[view]]]
 
     def on_request_routed(
         self,
         pending_request: PendingRequest,
-        replica_id: ReplicaID,
+        replica_id: ReplicaID,  # noqa: ARG002  # Ray Serve's interface
         result: object,  # noqa: ARG002  # Ray Serve's interface
     ) -> None:
-        """Count the request as one that its replica has."""
-        request = getattr(pending_request, "asked", None)
-        watched = self._watched.get(replica_id)
-        if request is not None and watched is not None:
-            name = pending_request.metadata.internal_request_id
-            self._sent[name] = watched.view, watched.view.send(request)
+        """Count the request until it has ended, however long the pending request is kept."""
+        name = pending_request.metadata.internal_request_id
+        if (chosen := self._chosen.pop(name, None)) is not None:
+            self._sent[name] = chosen
 
     def on_request_completed(
         self,
@@ -88,9 +97,8 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         internal_request_id: str,
     ) -> None:
         """Count the request as ended, whatever became of it."""
-        if (known := self._sent.pop(internal_request_id, None)) is not None:
-            view, sent = known
-            view.end(sent)
+        _end(self._chosen, internal_request_id)
+        _end(self._sent, internal_request_id)
 
     async def _watch(self, replicas: Sequence[RunningReplica]) -> None:
         """Begin to ask new replicas for their state, and leave those alone that are gone."""
@@ -137,3 +145,10 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
             ).request
         except ApiError:
             return _NOTHING
+
+
+def _end(counted: _Counted, name: str) -> None:
+    """Count a request as ended if it is among those that count."""
+    if (known := counted.pop(name, None)) is not None:
+        view, sent = known
+        view.end(sent)
