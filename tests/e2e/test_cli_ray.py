@@ -108,6 +108,24 @@ def test_sigterm_ends_all_of_it(front: Server) -> None:
     wait_until(lambda: not any(each.is_running() for each in servers))
 
 
+@pytest.mark.slow
+def test_what_is_not_finished_when_the_drain_ends_gets_an_error() -> None:
+    pytest.importorskip("ray.serve")
+    long = {"prompt": "hello", "max_tokens": 5000, "ignore_eos": True}
+    with (
+        serving("--ray", "local", "--drain-timeout", "1s", "--emulate", GPU) as front,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        whole = clients.submit(front.post_raw, json.dumps(long).encode())
+        stream = clients.submit(front.post_raw, json.dumps(long | {"stream": True}).encode())
+        wait_until(lambda: '"num_requests_running":2' in front.get("/load")[1])
+        front.terminate()
+    assert whole.result()[0] in (502, 503)
+    assert "error" in json.loads(whole.result()[1])
+    assert '"code": "shutdown"' in stream.result()[1]
+    assert stream.result()[1].endswith("data: [DONE]\n\n")
+
+
 def test_each_server_gets_the_options_that_are_not_for_ray() -> None:
     command = "slosched serve --ray auto --replicas=4 --port 80 --host=:: -p fcfs Qwen/Qwen3-8B"
     assert replica_arguments(command.split()) == ["-p", "fcfs", "Qwen/Qwen3-8B"]

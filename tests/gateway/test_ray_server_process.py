@@ -31,7 +31,7 @@ def test_a_server_asks_for_the_key_of_the_environment_in_which_serve_was_called(
         assert status_of(f"{server.url}/v1/models", {}) == 401
         assert status_of(f"{server.url}/v1/models", {"Authorization": "Bearer secret"}) == 200
     finally:
-        server.stop()
+        server.stop(0.0)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import ray
@@ -16,7 +17,7 @@ from slosched.core import SloschedError
 from slosched.gateway.ray_serve.front import Front
 from slosched.gateway.ray_serve.replica import EngineReplica
 from slosched.gateway.ray_serve.request_router import FleetRouter
-from slosched.gateway.ray_serve.server_process import free_port
+from slosched.gateway.ray_serve.server_process import STOP_MARGIN_S, free_port
 
 _NAME = "slosched"
 _MOST_REQUESTS = 100_000
@@ -75,6 +76,7 @@ def serve_application(
             signal.signal(number, lambda *_: stopped.set())
         on_ready(_address())
         stopped.wait()
+        _drain(application.drain_timeout_s)
     finally:
         serve.delete(_NAME)
         if is_new:
@@ -90,6 +92,13 @@ def _run(application: Application) -> None:
         raise NotStartedError(
             f'the servers did not start; a line above that begins with "error:" says why ({error})'
         ) from error
+
+
+def _drain(drain_timeout_s: float) -> None:
+    """Stop all servers; return when they have ended, at the latest when they should have."""
+    stopping = serve.get_deployment_handle("engine", _NAME).broadcast("stop")
+    with suppress(TimeoutError):
+        stopping.results(timeout_s=drain_timeout_s + 2 * STOP_MARGIN_S)
 
 
 def _address() -> str:
@@ -119,4 +128,7 @@ def _bound(application: Application) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=application.drain_timeout_s,
     )
-    return front.bind(engine.bind(list(application.arguments), dict(application.environment)))
+    replicas = engine.bind(
+        list(application.arguments), dict(application.environment), application.drain_timeout_s
+    )
+    return front.bind(replicas)

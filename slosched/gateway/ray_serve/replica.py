@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import aiohttp
@@ -24,8 +25,15 @@ class EngineReplica:
     server aborts the request.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start `slosched serve` with these arguments and variables; return when it is ready."""
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], drain_timeout_s: float
+    ) -> None:
+        """Start `slosched serve` with these arguments and variables; return when it is ready.
+
+        The server drains for `drain_timeout_s` when it is stopped.
+        """
+        self._drain_timeout_s = drain_timeout_s
+        self._is_stopping = False
         self._server = ServerProcess(arguments, ray.util.get_node_ip_address(), environment)
         self._session: aiohttp.ClientSession | None = None
         self._server.wait_until_ready()
@@ -35,8 +43,17 @@ class EngineReplica:
         return {URL: self._server.url}
 
     def check_health(self) -> None:
-        """Raise if the server has ended; Ray Serve then replaces the replica."""
-        self._server.check_runs()
+        """Raise if the server has ended by itself; Ray Serve then replaces the replica."""
+        if not self._is_stopping:
+            self._server.check_runs()
+
+    async def stop(self) -> None:
+        """Let the server drain, which ends what takes too long with an error; return at its end.
+
+        Ray Serve itself would kill the replica, and the answers that clients wait for with it.
+        """
+        self._is_stopping = True
+        await asyncio.to_thread(self._server.stop, self._drain_timeout_s)
 
     async def answer(self, call: Call) -> AsyncIterator[Head | bytes]:
         """Yield the beginning of the answer, and then its body as it comes.
@@ -67,7 +84,7 @@ class EngineReplica:
             yield bytes(failed.body)
 
     def __del__(self) -> None:
-        self._server.stop()
+        self._server.stop(self._drain_timeout_s)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from slosched.core import SloschedError
 
 _LOOK_EVERY_S = 0.2
-_STOP_TIMEOUT_S = 60.0
-"""How long a server may take to drain before it is killed; its own --drain-timeout is shorter."""
+STOP_MARGIN_S = 20.0
+"""How long a server may take to end after its --drain-timeout before it is killed."""
 
 
 class ServerProcessError(SloschedError):
@@ -55,12 +55,12 @@ class ServerProcess:
                 f"the server at {self.url} ended with status {status}; its log says why"
             )
 
-    def stop(self) -> None:
-        """Let the server drain and end; kill it if it does not."""
+    def stop(self, drain_timeout_s: float) -> None:
+        """Let the server drain for its own `drain_timeout_s` and end; kill it if it does not."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(_STOP_TIMEOUT_S)
+            self._process.wait(drain_timeout_s + STOP_MARGIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
