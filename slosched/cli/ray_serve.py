@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
 
+from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.network_options import NetworkOptions
@@ -46,6 +47,15 @@ class RayOptions:
     gpus_per_replica: Annotated[
         float, typer.Option(min=0, help="With --ray: GPUs that Ray reserves for each server.")
     ] = 0.0
+
+    def check_unused(self, context: typer.Context) -> None:
+        """Raise ValueError if an option for Ray was given without --ray."""
+        given = [each.name for each in fields(self) if options.is_given(context, each.name)]
+        if given:
+            raise ValueError(
+                f"--{given[0].replace('_', '-')} is for --ray, which starts several servers "
+                "(--ray local: on this machine); without it leave the option out"
+            )
 
     def serve(self, network: NetworkOptions, key: str | None, drain_timeout_s: float) -> None:
         """Serve until SIGINT or SIGTERM arrives; each server gets this command's other options.

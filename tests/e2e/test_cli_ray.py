@@ -147,3 +147,12 @@ def test_servers_are_asked_for_their_state_with_a_key_that_they_know() -> None:
     assert state_key((), {}) is None
     assert state_key(("first", "second"), {"acme's": "acme"}) == "first"
     assert state_key((), {"acme's": "acme", "other's": "other"}) == "acme's"
+
+
+@pytest.mark.parametrize("option", ["--replicas", "--router", "--gpus-per-replica"])
+def test_an_option_for_ray_alone_is_an_error(cli: Callable[..., Said], option: str) -> None:
+    """One server would start, whatever the option says."""
+    value = "round_robin" if option == "--router" else "2"
+    said = cli("serve", "--emulate", GPU, "--port", "0", option, value)
+    assert said.status == 1
+    assert said.complaint.startswith(f"error: {option} is for --ray")

@@ -184,6 +184,7 @@ def serve(
     if ray.ray is not None:
         ray.serve(network, state_key(api_key or (), service.tenants()), drain_timeout)
         return
+    ray.check_unused(context)
     name, rest = vllm.split(words, engine, model.model)
     if engine is vllm.Engine.VLLM:
         vllm.check_vllm(context, force=force)
