@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -51,6 +52,9 @@ class Front:
             answer = self._replicas.answer.remote(call)
             try:
                 head = await anext(answer)
+            except asyncio.CancelledError:
+                answer.cancel()
+                raise
             except (ray.exceptions.RayError, OSError) as error:
                 if not num_left:
                     raise replica_failed(f"no replica answered: {error}") from error
@@ -67,15 +71,29 @@ def _call(http: HTTPRequest, content: bytes) -> Call:
     return Call(http.method, target, sendable(http.scope["headers"]), content)
 
 
-def _passed_on(head: Head, answer: AsyncIterator[bytes]) -> Response:
+def _passed_on(head: Head, answer: Any) -> Response:
     streams = any(
         name == b"content-type" and value.startswith(b"text/event-stream")
         for name, value in head.headers
     )
-    body = _until_it_breaks(answer) if streams else answer
+    body = _until_it_ends(answer)
+    body = _until_it_breaks(body) if streams else body
     response = StreamingResponse(body, head.status)
     response.raw_headers = [each for each in head.headers if each[0] != _ADDED_BY_RAY]
     return response
+
+
+async def _until_it_ends(answer: Any) -> AsyncIterator[bytes]:
+    """Yield the body of an answer; cancel the call if the client goes before its end.
+
+    Ray Serve cancels it only while the next piece is waited for.
+    """
+    try:
+        async for piece in answer:
+            yield piece
+    except (asyncio.CancelledError, GeneratorExit):
+        answer.cancel()
+        raise
 
 
 async def _until_it_breaks(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
