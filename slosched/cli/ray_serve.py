@@ -67,6 +67,8 @@ class RayOptions:
         make_router(self.router)
         if network.ssl_certfile is not None or network.ssl_keyfile is not None:
             raise ValueError("Ray Serve answers in HTTP; put HTTPS in front of it, not --ssl-…")
+        # Ray shows only one of several lines that differ in numbers, such as addresses.
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         try:
             from slosched.engine.server import check_can_listen
             from slosched.gateway.ray_serve.deploy import Application, serve_application

@@ -68,6 +68,14 @@ def ask(front: Server, number: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
+def test_each_server_tells_its_address(front: Server) -> None:
+    """Ray by itself shows one of several lines that differ in numbers only."""
+    urls = {url_of(each) for each in replica_processes(front)}
+    assert len(urls) == 2
+    wait_until(lambda: all(f" at {url} " in front.output.read_text() for url in urls))
+
+
+@pytest.mark.slow
 def test_requests_are_spread_over_the_replicas(front: Server) -> None:
     assert front.get("/v1/models")[0] == 200
     with ThreadPoolExecutor(8) as clients:
