@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -65,3 +66,11 @@ def test_servers_that_do_not_start_are_an_error_of_one_line() -> None:
     with pytest.raises(NotStartedError, match='a line above that begins with "error:" says why'):
         serve_application(application, HOST, 0, print, is_new=True)
     assert not ray.is_initialized()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_port_in_use_on_a_running_cluster_is_an_error_of_one_line() -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NotStartedError, match=f"Failed to bind to address '{HOST}:{port}'"):
+            serve_application(Application([]), HOST, port, print, is_new=False)

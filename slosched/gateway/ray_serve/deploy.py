@@ -61,7 +61,7 @@ def serve_application(
 
     `on_ready` is called with the base URL when all replicas are up; port 0 chooses a free port.
     Where Ray Serve runs already, it goes on listening at the host and port that it has.
-    Raises NotStartedError if the replicas do not start.
+    Raises NotStartedError if Ray Serve or the replicas do not start.
     On a cluster that was there before, the application is taken away again at the end; a new one
     is stopped.
     """
@@ -70,18 +70,32 @@ def serve_application(
         # Ray's own handler of SIGTERM aborts the process.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         port = port or free_port(host)
-        serve.start(http_options={"host": host, "port": port})
-        _run(application)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopped.set())
-        on_ready(_address())
-        stopped.wait()
-        _drain(application.drain_timeout_s)
+        _start(host, port)
+        try:
+            _run(application)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: stopped.set())
+            on_ready(_address())
+            stopped.wait()
+            _drain(application.drain_timeout_s)
+        finally:
+            serve.delete(_NAME)
     finally:
-        serve.delete(_NAME)
         if is_new:
             serve.shutdown()
         ray.shutdown()
+
+
+def _start(host: str, port: int) -> None:
+    """Start Ray Serve if it does not run; raise NotStartedError if it cannot listen there."""
+    try:
+        serve.start(http_options={"host": host, "port": port})
+    except RuntimeError as error:
+        serve.shutdown()  # else it would try the same address again and again
+        why = str(error).rstrip().splitlines()[-1]
+        raise NotStartedError(
+            f"Ray Serve did not start ({why}); choose another --host or --port"
+        ) from error
 
 
 def _run(application: Application) -> None:
