@@ -184,6 +184,28 @@ def test_belady_keeps_what_is_used_next_where_lru_loses_everything() -> None:
     assert misses(Eviction.BELADY, visits, 8) < 45
 
 
+def test_belady_lets_go_of_what_the_next_turn_does_not_need_as_soon_as_that_comes() -> None:
+    """The second turn of a session keeps two of eight blocks, and needs the room of the others.
+
+    What another session asks again later is not touched, though it was left earlier.
+    """
+
+    def row(name: str, at_s: float, session: str, hashes: Sequence[int]) -> TraceRequest:
+        return TraceRequest(name, at_s, 33, 1, prefix_hashes=tuple(hashes), session_id=session)
+
+    lines = [
+        row("later", 0.0, "b", range(100, 108)),
+        row("first", 2.0, "a", range(8)),
+        row("parts", 10.0, "a", [0, 1, *range(50, 56)]),
+        row("again", 20.0, "b", range(100, 108)),
+    ]
+    trace = Trace.of(lines, "a turn that parts", prefix_block_tokens=4)
+    caching, order = PrefixCaching.HASH, Eviction.BELADY
+    config = SimulationConfig(num_blocks=18, block_size=4, prefix_cache=caching, eviction=order)
+    requests = simulate(trace, make_policy("fcfs"), make_model(), config)
+    assert [request.num_cached_tokens for request in requests] == [0, 0, 8, 32]
+
+
 def prompt(number: int, num_blocks: int) -> list[int]:
     """Return a prompt of this many full blocks of four tokens, and one token more."""
     return [number] * (4 * num_blocks + 1)
@@ -276,6 +298,15 @@ def test_saved_time_keeps_the_prompt_for_which_a_request_waits() -> None:
     serve(kv, prompt(3, 25), "c", 3.0)
     kv.prefixes.start("a again")
     assert kv.num_held_blocks("a again") == 20
+
+
+def test_a_rank_that_changes_again_at_the_same_time_is_asked_for_once() -> None:
+    """A prompt that is idle from 9.9 s on is 8 s old at 17.9 s, but 17.9 - 9.9 is less than 8."""
+    kv = cache(Eviction.SAVED_TIME, 50)
+    serve(kv, prompt(1, 20), "a", 9.9)
+    serve(kv, prompt(2, 20), "b", 10.0)
+    serve(kv, prompt(3, 25), "c", 17.9)
+    assert kv.num_free_blocks == 50
 
 
 def line() -> Line:

@@ -40,7 +40,7 @@ class Belady(EvictionOrder):
         if line.users:
             return awaited(line)
         returns_s = line.returns_s
-        while returns_s and returns_s[0] < now_s:
+        while returns_s and returns_s[0] <= now_s:
             heappop(returns_s)
         next_s = returns_s[0] if returns_s else math.inf
         return Rank((0.0, -next_s), until_s=next_s)

@@ -123,10 +123,7 @@ class RankedIndex(HashIndex):
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = self._evict_spare(count)
-        while self._changes and self._changes[0][0] <= self._now_s:
-            _, number, line = heappop(self._changes)
-            if line.rank_number == number:
-                self._rank_again((line,))
+        self._rank_again(self._changed())
         while len(gone) < count:
             self._evict_tail(*self._pop(), count, gone)
         return gone
@@ -154,6 +151,19 @@ class RankedIndex(HashIndex):
             if self._may_go(line):
                 self._enqueue(line)
         freed.clear()
+
+    def _changed(self) -> list[Line]:
+        """Return the lines whose rank has to be asked for again by now, each once.
+
+        They are all found before any is ranked: an order may say that the new rank, too, changes
+        now, since sums of times are rounded.
+        """
+        changed: list[Line] = []
+        while self._changes and self._changes[0][0] <= self._now_s:
+            _, number, line = heappop(self._changes)
+            if line.rank_number == number:
+                changed.append(line)
+        return changed
 
     def _may_go(self, line: Line) -> bool:
         """Tell whether a line has a last cached block that nothing needs to stay."""
