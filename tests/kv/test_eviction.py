@@ -300,6 +300,28 @@ def test_saved_time_keeps_the_prompt_for_which_a_request_waits() -> None:
     assert kv.num_held_blocks("a again") == 20
 
 
+def test_of_what_requests_wait_for_a_preempted_one_loses_its_blocks_last() -> None:
+    """It is the first in line, though nothing of its prompt was cached when it arrived."""
+    kv = cache(Eviction.SAVED_TIME, 50)
+    serve(kv, prompt(2, 20), "b", 0.0)
+    first, tokens = make("first", tuple(prompt(1, 20)), 81), 81
+    kv.prefixes.watch(first)
+    kv.prefixes.refresh()
+    kv.prefixes.start("first")
+    chunk = ScheduledChunk(first, tokens, 0, True, kv.grow("first", tokens))
+    kv.prefixes.note_planned([chunk])
+    kv.prefixes.note_computed([chunk])
+    for name, number in (("second", 2), ("third", 4)):
+        later = make(name, tuple(prompt(number, 20)), 81)
+        later.arrival_s = 1.0
+        kv.prefixes.watch(later)
+    kv.free("first")
+    kv.prefixes.watch(first)
+    serve(kv, prompt(3, 20), "c", 2.0)
+    kv.prefixes.start("first")
+    assert kv.num_held_blocks("first") == 20
+
+
 def test_a_rank_that_changes_again_at_the_same_time_is_asked_for_once() -> None:
     """A prompt that is idle from 9.9 s on is 8 s old at 17.9 s, but 17.9 - 9.9 is less than 8."""
     kv = cache(Eviction.SAVED_TIME, 50)

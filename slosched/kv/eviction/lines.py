@@ -36,7 +36,7 @@ class Line:
     """Lines that follow this one and have a cached block, so that this one cannot be evicted."""
     users: dict[str, int] = field(default_factory=dict)
     """Requests that have arrived with this prefix and have not ended: they need it, or will.  With
-    each comes its number among all arrivals; the first one stands first."""
+    each comes its number among all arrivals."""
     left_s: float = 0.0
     """Time at which it last lost its last user, in seconds."""
     left_number: int = 0

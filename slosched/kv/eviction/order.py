@@ -34,7 +34,7 @@ def awaited(line: Line) -> Rank:
 
     Other ranks of an order that uses this one must begin with less than 2.
     """
-    return Rank((2.0, -float(next(iter(line.users.values())))))
+    return Rank((2.0, -float(min(line.users.values()))))
 
 
 class EvictionOrder:

@@ -43,6 +43,8 @@ class RankedIndex(HashIndex):
         self._spare: OrderedDict[int, Key] = OrderedDict()
         """Idle blocks of keys that have, or had, several."""
         self._num_ranked = self._num_released = self._num_arrived = 0
+        self._arrival_number: dict[str, int] = {}
+        """The number among all arrivals of each request that has not ended, by its id."""
         self._most_entries = _MOST_VOID
         self._now_s = 0.0
 
@@ -53,9 +55,9 @@ class RankedIndex(HashIndex):
 
         Do nothing if it is known already: a preempted request waits again, but is no new use.
         """
-        path = self._lines.path(keys, len(keys))
-        if any(request.request_id in line.users for line in path):
+        if request.request_id in self._arrival_number:
             return
+        path = self._lines.path(keys, len(keys))
         self._now_s = max(self._now_s, request.arrival_s)
         for line in path:
             if not line.users and line.left_number:
@@ -64,6 +66,7 @@ class RankedIndex(HashIndex):
                 line.log_gap_sum += math.log(gap_s)
         self._order.note_arrived(path, self._now_s)
         self._num_arrived += 1
+        self._arrival_number[request.request_id] = self._num_arrived
         for line in path:
             line.users[request.request_id] = self._num_arrived
         self._rank_again(path)
@@ -73,7 +76,7 @@ class RankedIndex(HashIndex):
         self._num_released += 1
         path = self._lines.extended(keys, len(keys))
         for line in path:
-            line.users.setdefault(request.request_id, self._num_arrived)
+            line.users.setdefault(request.request_id, self._arrival_number[request.request_id])
             line.left_number = self._num_released
         self._rank_again(path)
 
@@ -81,6 +84,7 @@ class RankedIndex(HashIndex):
         """Note that a request with these keys has ended and left its blocks."""
         assert request.end_s is not None
         self._now_s = max(self._now_s, request.end_s)
+        self._arrival_number.pop(request.request_id, None)
         path = self._lines.path(keys, len(keys))
         for line in path:
             line.users.pop(request.request_id, None)
