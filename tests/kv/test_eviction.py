@@ -322,6 +322,27 @@ def test_of_what_requests_wait_for_a_preempted_one_loses_its_blocks_last() -> No
     assert kv.num_held_blocks("first") == 20
 
 
+def test_the_tail_of_a_session_is_not_kept_for_a_request_that_went_another_way() -> None:
+    """While that one waited for what both begin with, the session went on and ended."""
+    kv = cache(Eviction.TTL, 50)
+    common, session = prompt(1, 5)[:20], [*prompt(1, 5)[:20], *prompt(2, 10)]
+    serve(kv, [*common, 0], "a", 0.0)
+    other = make("other", (*common, *prompt(3, 10)), 61)
+    other.arrival_s = 1.0
+    kv.prefixes.watch(other)
+    serve(kv, session, "b", 2.0)
+    kv.prefixes.refresh()
+    kv.prefixes.start("other")
+    chunk = ScheduledChunk(other, 41, 20, True, kv.grow("other", 61))
+    kv.prefixes.note_planned([chunk])
+    kv.prefixes.note_computed([chunk])
+    other.status, other.end_s = RequestStatus.FINISHED, 3.0
+    kv.forget("other")
+    for place in range(5):
+        serve(kv, prompt(10 + place, 20), f"later {place}", 10_000.0 + place)
+    assert serve(kv, session, "b again", 10_010.0) == 0
+
+
 def test_a_rank_that_changes_again_at_the_same_time_is_asked_for_once() -> None:
     """A prompt that is idle from 9.9 s on is 8 s old at 17.9 s, but 17.9 - 9.9 is less than 8."""
     kv = cache(Eviction.SAVED_TIME, 50)

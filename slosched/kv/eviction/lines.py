@@ -86,12 +86,16 @@ class Lines:
             place = line.stop
         return found
 
-    def extended(self, keys: Sequence[Key], num: int) -> list[Line]:
-        """Return the lines of the first `num` keys, all of which are cached, new ones included."""
+    def extended(self, keys: Sequence[Key], num: int, user: str = "") -> list[Line]:
+        """Return the lines of the first `num` keys, all of which are cached, new ones included.
+
+        They are those of the request `user`.  A line that another one uses, too, is not made
+        longer, as that one may go another way.
+        """
         path = self.path(keys, num)
         known = path[-1].stop if path else 0
         if known < num:
-            if path and not path[-1].num_children:
+            if path and not path[-1].num_children and path[-1].users.keys() <= {user}:
                 line = path[-1]
                 line.stop, line.last_key = num, keys[num - 1]
             else:

@@ -74,9 +74,10 @@ class RankedIndex(HashIndex):
     def note_released(self, request: Request, keys: Sequence[Key]) -> None:
         """Note that a request has given up its blocks of `keys`, which stay cached."""
         self._num_released += 1
-        path = self._lines.extended(keys, len(keys))
+        user = request.request_id
+        path = self._lines.extended(keys, len(keys), user)
         for line in path:
-            line.users.setdefault(request.request_id, self._arrival_number[request.request_id])
+            line.users.setdefault(user, self._arrival_number[user])
             line.left_number = self._num_released
         self._rank_again(path)
 
