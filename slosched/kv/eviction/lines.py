@@ -142,9 +142,11 @@ class Lines:
     def _adopt(self, parent: Line, line: Line) -> None:
         """Let `line` follow `parent`, since the one that it followed was forgotten.
 
-        A key tells all blocks before its own, so there is no other line that it could follow.
+        A key tells all blocks before its own, so there is no other line that it could follow.  Its
+        users may have ended unseen, since no path led here meanwhile.
         """
         line.parent = parent
+        line.users.clear()
         parent.num_children += 1
         parent.num_cached_children += line.is_cached
         self._empty.pop(parent, None)
