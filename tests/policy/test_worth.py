@@ -104,6 +104,25 @@ def test_one_tpot_of_decodes_and_arrivals_leaves_no_choice() -> None:
     assert not worth.is_known_of(pace)
 
 
+def test_who_was_sent_earlier_but_is_queued_later_has_arrived_too() -> None:
+    """A server has read a long prompt when a short one that came later already waits.  And where
+    the clock was set back, all that arrive seem to have come earlier."""
+    worth = Worth()
+    short, long, last = [
+        Request(name, at_s, 100, 9) for name, at_s in zip("abc", (3, 2, 1), strict=True)
+    ]
+    assert worth.see([short]) == [short]
+    assert worth.see([short, long]) == [long]
+    assert worth.see([long, last]) == [last]
+    assert worth.see([long, last]) == []
+
+
+def test_all_of_a_burst_have_arrived_though_the_latest_tell_what_comes() -> None:
+    worth, burst = Worth(), arrivals(100, 400, 0.1)
+    assert len(worth.see(burst)) == 100
+    assert worth.see(burst[:20]) == []
+
+
 def judged(waiting: list[Request], num_decodes: int, output_tokens: int) -> tuple[Worth, Pace]:
     """Return what is worth it, and the pace, once 20 requests have ended with so many tokens."""
     of = [R(f"d{i}", 11, 9.0, tpot_s=(0.010, 0.050)[i % 2], out=1) for i in range(num_decodes)]

@@ -47,6 +47,10 @@ class Stays:
             self._sweep()
             self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._watched))
 
+    def has_seen(self, request: Request) -> bool:
+        """Tell whether a request that has not ended is followed."""
+        return self._watched.get(request.request_id) is request
+
     def mean_tokens(self, now_s: float) -> float:
         """Return the mean; at least 1.  One request counts as ended before any has.  O(n).
 

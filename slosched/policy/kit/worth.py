@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from slosched.core import DeadlineRule, LatencyModel, Request, SchedulerView
@@ -66,7 +65,6 @@ class Worth:
     def __init__(self) -> None:
         self.stays = Stays()
         self._arrivals: deque[_Arrival] = deque(maxlen=_NUM_ARRIVALS)
-        self._last_s = -math.inf
         self._is_new = False
         self.least = Kept()
         """The smallest TPOT that is kept."""
@@ -74,14 +72,18 @@ class Worth:
         """Whether it is kept even if there are too many decodes for it now."""
 
     def see(self, waiting: Sequence[Request]) -> Sequence[Request]:
-        """Take in the requests that have arrived, and return them, the latest first."""
+        """Take in the requests that have arrived, and return them, the latest first.
+
+        They stand behind those that were seen before.  Their times do not tell: a server takes
+        longer to read a long prompt, so that it is queued behind others that were sent later.
+        """
         new: list[Request] = []
-        for request in islice(reversed(waiting), _NUM_ARRIVALS):
-            if request.arrival_s <= self._last_s or request.num_preemptions:
+        for request in reversed(waiting):
+            if request.num_preemptions or self.stays.has_seen(request):
                 break
             new.append(request)
         if new:
-            self._last_s, self._is_new = new[0].arrival_s, True
+            self._is_new = True
             self._arrivals.extend(map(_arrival, reversed(new)))
             self.stays.watch(new)
         return new
