@@ -97,6 +97,15 @@ def test_the_speed_is_that_of_full_steps_and_comes_back_while_there_are_none() -
     assert expected_s(600.0) == pytest.approx(0.1, rel=0.01)
 
 
+def test_a_device_that_stood_still_for_an_hour_is_slow_and_no_division_by_zero() -> None:
+    """Its step did no prefill.  A request that was sent meanwhile is judged afterwards."""
+    prospects = Prospects()
+    prospects.observe_full_step(0.0, 3600.0, 3600.0)
+    outlook = prospects.outlook(1.0, 1.0, 3599.0, is_overtaken=True)
+    assert outlook.expected_s > 1e6
+    assert outlook.chance(10.0) < 1e-6
+
+
 def test_what_overtakes_several_is_what_overtakes_each() -> None:
     arrivals = Arrivals()
     assert arrivals.shorter_than_each([0.1], 0.0) == [arrivals.shorter_than(0.1, 0.0)]

@@ -24,6 +24,9 @@ _NOISE = 0.02
 """Standard deviation of what the device gets done, over what it gets done on average."""
 _LEAST_SHARE = 0.02
 """Least share of the device that is left beside what overtakes."""
+_LEAST_SPEED = 1e-9
+"""Least speed, so that nothing takes infinitely long: after a device stood still for an hour with
+prompts left over, what it had got done before counts for exactly nothing."""
 
 
 class Overtaking(NamedTuple):
@@ -178,4 +181,4 @@ class Prospects:
         return lost
 
     def _speed_at(self, now_s: float) -> float:
-        return remembered(self._speed.value, now_s - self._seen_s)
+        return max(_LEAST_SPEED, remembered(self._speed.value, now_s - self._seen_s))
