@@ -145,6 +145,20 @@ def test_a_tpot_is_held_for_which_there_are_too_many_decodes_now() -> None:
     assert worth.least == (0.010, 0.0)
 
 
+def test_no_tpot_is_held_any_more_once_there_was_no_choice() -> None:
+    """The latest 64 arrivals all ask for 50 ms, as all decodes do; then some that came earlier, and
+    ask for 10 ms, become decodes."""
+    worth, held = judged(arrivals(40, 200, 0.5), num_decodes=200, output_tokens=10)
+    assert held.tpot_s == 0.010
+    of = [R(f"d{i}", 11, 9.0, tpot_s=0.050, out=1) for i in range(200)]
+    worth.see([replace(r, request_id=f"later {r.request_id}") for r in arrivals(64, 200, 0.0)])
+    assert worth.is_known_of(Pace.of(view_of(of, MODEL, now_s=NOW_S).running, MODEL, NOW_S))
+    of += [R(f"e{i}", 11, 9.0, tpot_s=0.010, out=1) for i in range(50)]
+    pace = Pace.of(view_of(of, MODEL, now_s=NOW_S).running, MODEL, NOW_S)
+    assert pace.tpot_s == 0.050
+    assert worth.kept(pace, MODEL, lambda _: 1.0) == pace
+
+
 @pytest.mark.parametrize("num_decodes", [4, 200])
 def test_a_tpot_that_lets_too_few_requests_through_in_the_long_run_is_not_kept(
     num_decodes: int,

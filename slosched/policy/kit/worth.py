@@ -110,7 +110,7 @@ class Worth:
         A TPOT for which all decodes and the latest arrivals ask is worth keeping.
         """
         if self._is_new and len({t for t, _ in pace.tiers}.union(self._tpots_s())) < 2:
-            self._is_new, self.least = False, Kept()
+            self._is_new, self._is_held, self.least = False, False, Kept()
         return not self._is_new
 
     def judge(self, pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> None:
