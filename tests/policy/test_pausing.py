@@ -100,7 +100,20 @@ def test_ended_requests_are_forgotten_though_nobody_asks() -> None:
         request = R(f"r{i}", 11, 1.0, out=10).request()
         request.end_reason, request.end_s = EndReason.STOP, float(i)
         stays.watch([request])
-    assert len(stays._watched) < 1024
+    kept = [
+        r for r in (*stays._watched.values(), *stays._latest.values()) if isinstance(r, Request)
+    ]
+    assert len(kept) < 200, "each holds its prompt, which may be long"
+
+
+def test_what_the_latest_emitted_counts_after_they_are_forgotten() -> None:
+    stays, requests = Stays(), [R(f"d{i}", 11, 1.0, out=10).request() for i in range(20)]
+    stays.watch(requests)
+    for i, request in enumerate(requests[:16]):
+        request.end_reason, request.end_s = EndReason.STOP, float(i)
+    before = stays.mean_of_latest(), stays.lengths()
+    stays.mean_tokens(20.0)
+    assert (stays.mean_of_latest(), stays.lengths()) == before == (12.5, [10] * 16)
 
 
 def test_a_cache_is_flooded_by_more_prompt_tokens_than_decodes_free() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from operator import attrgetter
+from typing import NamedTuple
 
-from slosched.core import Request
+from slosched.core import EndReason, Request
 
 _NUM_ENDED = 64
 """Latest ended requests that stand for those to come."""
@@ -15,8 +17,15 @@ _NUM_LATEST = 256
 """Latest arrivals of which all count, whether they have ended or not."""
 _LEAST_ENDED = 16
 """Ends of these from which on they say what the mean is."""
-_FIRST_SWEEP = 1024
+_FIRST_SWEEP = 64
 """Watched requests from which on those that have ended are looked for."""
+
+
+class _Ended(NamedTuple):
+    """What is kept of a request that has ended, whose prompt may have 100,000 tokens."""
+
+    num_output_tokens: int
+    end_reason: EndReason | None
 
 
 class Stays:
@@ -35,14 +44,17 @@ class Stays:
         self._mean_tokens = 1.0
         self._taken_s = -math.inf
         """When the mean was taken."""
-        self._latest: deque[Request] = deque(maxlen=_NUM_LATEST)
+        self._latest: dict[str, Request | _Ended] = {}
+        """The latest arrivals by request id, the earliest first."""
 
     def watch(self, arrived: Sequence[Request]) -> None:
         """Follow requests until they end."""
         if not arrived:
             return
-        self._latest.extend(reversed(arrived))
         self._watched.update((request.request_id, request) for request in arrived)
+        self._latest.update((request.request_id, request) for request in reversed(arrived))
+        for request_id in list(islice(self._latest, max(0, len(self._latest) - _NUM_LATEST))):
+            del self._latest[request_id]
         if len(self._watched) >= self._sweep_at:
             self._sweep()
             self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._watched))
@@ -71,7 +83,7 @@ class Stays:
         all that run, but few of those that have ended.
         """
         num_tokens = num_ended = 0
-        for request in self._latest:
+        for request in self._latest.values():
             if request.num_output_tokens:
                 num_tokens += request.num_output_tokens
                 num_ended += request.end_reason is not None
@@ -82,7 +94,9 @@ class Stays:
 
         The list is empty while few of them have.  O(n log n).
         """
-        ended = [r for r in self._latest if r.end_reason is not None and r.num_output_tokens]
+        ended = [
+            r for r in self._latest.values() if r.end_reason is not None and r.num_output_tokens
+        ]
         return sorted([r.num_output_tokens for r in ended]) if len(ended) >= _LEAST_ENDED else []
 
     def _sweep(self) -> None:
@@ -93,5 +107,9 @@ class Stays:
         ended = [r for r in self._watched.values() if r.end_reason is not None]
         for request in sorted(ended, key=attrgetter("end_s")):
             del self._watched[request.request_id]
+            if request.request_id in self._latest:
+                self._latest[request.request_id] = _Ended(
+                    request.num_output_tokens, request.end_reason
+                )
             if request.num_output_tokens:
                 self._ended.append(request.num_output_tokens)
