@@ -131,6 +131,19 @@ def test_a_turn_takes_a_seat_from_the_youngest_of_the_others() -> None:
     assert output.num_scheduled_tokens == {"mine": 100, "old": 1}
 
 
+def test_a_turn_takes_no_blocks_that_a_begun_prompt_of_others_needs() -> None:
+    """Two prompts that have begun would wait for each other's KV blocks for good.
+
+    The begun one holds 32 of 160 tokens.  What is left is enough for it, or for the class, but not
+    for both, so it is preempted.
+    """
+    prompts = [R("begun", 160, 1.0, done=32), R("mine", 100, 9)]
+    view = view_of(prompts, num_blocks=160, limits=Limits(max_num_batched_tokens=64))
+    output = plan_turn(tiered(view, "mine"), is_batch, 0.5, 2048)
+    assert output is not None
+    assert (output.preempted, output.num_scheduled_tokens) == (("begun",), {"mine": 64})
+
+
 def test_without_work_there_is_no_turn() -> None:
     assert plan_turn(tiered(view_of([R("a", 50, 1.0)])), is_batch, 0.5, 2048) is None
 

@@ -99,34 +99,41 @@ class _Turn:
         prompts of these requests, for whose KV blocks no other request of them may start.
         """
         batch, most = self._batch, self._most - self._num_tokens
-        others = [r for r in self._others if not r.is_decode]
-        reserved = batch.blocks_promised((*begun, *others))
-        if n := batch.admit(request, most, reserved_blocks=reserved):
+        reserved, promised = map(batch.blocks_promised, (begun, self._others))
+        if n := batch.admit(request, most, reserved_blocks=reserved + promised):
             return n
         if self._num_tokens >= self._wanted or not self._others:
             return 0
-        reserved = batch.blocks_promised(begun)
         missing = batch.blocks_missing(request, request.num_uncomputed_tokens)
         missing += batch.blocks_kept_free(request)
         # The blocks that a swapped request needs back must not use up the copies of the step.
         mode = PreemptionMode.RECOMPUTE if request.status is RequestStatus.SWAPPED else None
-        if not self._free_blocks(missing + reserved, mode):
+        if not self._free_blocks(missing + reserved, mode, promised):
             return 0
         if batch.num_free_seqs <= 0 and self._others:
             batch.preempt(self._others.pop(), mode)
+        reserved += batch.blocks_promised(self._others)
         return batch.admit(request, most, reserved_blocks=reserved)
 
-    def _free_blocks(self, num_blocks: int, mode: PreemptionMode | None = None) -> bool:
-        """Preempt others until so many blocks are free; preempt none if that is not enough."""
+    def _free_blocks(
+        self, num_blocks: int, mode: PreemptionMode | None = None, promised: int = 0
+    ) -> bool:
+        """Preempt others until so many blocks are free; preempt none if that is not enough.
+
+        `promised` are blocks that have to be left for the prompts that the others have begun, else
+        two prompts would wait for each other's blocks.
+        """
         batch = self._batch
-        if num_blocks <= batch.num_free_blocks:
+        if num_blocks + promised <= batch.num_free_blocks:
             return True
         held = sum(map(self._num_held, self._others))
         if batch.num_free_blocks + held < num_blocks:
             return False
-        while num_blocks > batch.num_free_blocks and self._others:
-            batch.preempt(self._others.pop(), mode)
-        return num_blocks <= batch.num_free_blocks
+        while num_blocks + promised > batch.num_free_blocks and self._others:
+            victim = self._others.pop()
+            promised -= batch.blocks_promised((victim,)) if promised else 0
+            batch.preempt(victim, mode)
+        return num_blocks + promised <= batch.num_free_blocks
 
     def _num_held(self, request: Request) -> int:
         return self._view.kv.num_held_blocks(request.request_id)
