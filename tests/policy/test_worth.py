@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from views import R, flat_model, view_of
 
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
 from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.unkeepable import Kept, split_unkeepable
 from slosched.policy.kit.worth import Worth
 
 MODEL = flat_model()
@@ -78,6 +80,19 @@ def test_the_ttft_that_a_request_does_not_use_is_left_for_its_tokens() -> None:
     waiting = arrivals(40, 400, 0.6, ttft_s=10.0)
     assert chosen(waiting, DeadlineRule.ENVELOPE) == 0.050
     assert chosen(waiting) == 0.010
+
+
+@pytest.mark.parametrize("rule", DeadlineRule)
+def test_who_was_promised_no_ttft_counts_like_others(rule: DeadlineRule) -> None:
+    assert chosen(arrivals(40, 400, 0.1, ttft_s=math.inf), rule) == 0.050
+    assert chosen(arrivals(40, 400, 0.6, ttft_s=math.inf), DeadlineRule.TBT) == 0.010
+
+
+@pytest.mark.parametrize("ttft_s", [1.0, math.inf])
+def test_whose_tpot_is_not_kept_goes_last(ttft_s: float) -> None:
+    hasty, patient = arrivals(2, 100, 0.5, ttft_s)
+    kept, late = split_unkeepable([(hasty, 0.01), (patient, 0.01)], view_of([], MODEL), Kept(0.05))
+    assert (kept, late) == ([(patient, 0.01)], [hasty])
 
 
 def test_too_few_arrivals_say_nothing() -> None:

@@ -19,8 +19,12 @@ class Kept(NamedTuple):
     """What a request has for each token beyond its TPOT, as a share of its TTFT."""
 
     def includes(self, tpot_s: float, ttft_s: float) -> bool:
-        """Tell whether a request with these promises can be in time."""
-        return tpot_s + self.spare * ttft_s >= self.tpot_s
+        """Tell whether a request with these promises can be in time.
+
+        Without a promise for its first token (`ttft_s` is infinite) its TPOT alone counts, unless
+        there is something to `spare`.
+        """
+        return (tpot_s + self.spare * ttft_s if self.spare else tpot_s) >= self.tpot_s
 
 
 def split_unkeepable(
@@ -32,11 +36,12 @@ def split_unkeepable(
     prediction.
     """
     alone_s, (kept_s, spare) = step_s(1, 1, view.model), kept
-    # Written out, since hundreds may wait.
+    # Written out, since hundreds may wait.  Of an infinite TTFT, nothing is not a number.
     late = [
         r
         for r, _ in prompts
-        if (tpot_s := r.slo.tpot_s) < alone_s or tpot_s + spare * r.slo.ttft_s < kept_s
+        if (tpot_s := r.slo.tpot_s) < alone_s
+        or (tpot_s + spare * r.slo.ttft_s if spare else tpot_s) < kept_s
     ]
     if not late:
         return prompts, []
