@@ -146,6 +146,7 @@ def judged(waiting: list[Request], num_decodes: int, output_tokens: int) -> tupl
     worth.see(view.waiting)
     for ended in waiting[:20]:
         ended.num_output_tokens, ended.end_reason = output_tokens, EndReason.LENGTH
+        ended.end_s = NOW_S
     worth.judge(pace, view.running, view)
     return worth, worth.kept(pace, MODEL, lambda tpot_s: tpot_s + 7)
 
@@ -193,6 +194,7 @@ def test_of_the_tpots_of_arrivals_no_decode_has_to_ask_for_the_smallest() -> Non
     worth.see(view.waiting)
     for ended in waiting[:20]:
         ended.num_output_tokens, ended.end_reason = 10, EndReason.LENGTH
+        ended.end_s = NOW_S
     worth.judge(pace, view.running, view)
     assert worth.least.tpot_s == 0.010, "who asks for it is not given up"
     assert worth.kept(pace, MODEL, lambda _: 1.0) == pace
