@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -298,6 +299,21 @@ def test_saved_time_keeps_the_prompt_for_which_a_request_waits() -> None:
     serve(kv, prompt(3, 25), "c", 3.0)
     kv.prefixes.start("a again")
     assert kv.num_held_blocks("a again") == 20
+
+
+@pytest.mark.parametrize("eviction", [e for e in RANKED if e is not Eviction.TAIL_LRU])
+def test_what_was_computed_after_a_request_came_that_waits_for_it_is_kept(
+    eviction: Eviction,
+) -> None:
+    """Of two requests with a new document the second one still waits when the first has ended."""
+    kv = KVCache(50, 4, 0, eviction.new_index(replace(known(50), known_return=lambda _: math.inf)))
+    kv.prefixes.watch(make("second", tuple(prompt(1, 20)), 81))
+    serve(kv, prompt(1, 20), "first", 0.0, 1.0)
+    for number in range(2, 6):
+        serve(kv, prompt(number, 20), f"other {number}", 2.0 * number)
+    kv.prefixes.refresh()
+    kv.prefixes.start("second")
+    assert kv.num_held_blocks("second") == 20
 
 
 def test_of_what_requests_wait_for_a_preempted_one_loses_its_blocks_last() -> None:

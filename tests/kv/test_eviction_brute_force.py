@@ -149,6 +149,9 @@ class Player:
             assert name in self.waiting or name in self.running, "it has ended"
             assert number == self.arrival_number[name]
             assert self.keys[name][line.start : line.stop][-1] == line.last_key, "it parted"
+        for name, request in self.waiting.items():
+            if line.keys[line.cached_to - 1] in self.keys[name][: (request.num_tokens - 1) // SIZE]:
+                assert name in line.users, "it waits for these blocks"
         for key in line.keys[line.start : line.cached_to]:
             assert line.left_number == self.left_number[key]
         if self.eviction is Eviction.TAIL_LRU:

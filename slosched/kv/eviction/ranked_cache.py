@@ -23,11 +23,19 @@ class RankedBlocks(SharedBlocks):
         super().watch(request)
         self._ranked_index.note_arrived(request, self._known_keys(request.request_id))
 
+    def refresh(self) -> list[tuple[str, int]]:
+        refreshed = super().refresh()
+        for request_id, num_blocks in refreshed:
+            if num_blocks:
+                self._ranked_index.note_found(request_id, self._known_keys(request_id))
+        return refreshed
+
     def leave(self, request_id: str, table: Sequence[int], *, at_end: bool) -> Sequence[int]:
         keys, num = self.held(request_id)
         own = super().leave(request_id, table, at_end=at_end)
         if num:
-            self._ranked_index.note_released(self.request(request_id), keys[:num])
+            start = self._ranked_index.note_released(self.request(request_id), keys[:num])
+            self._matches.changed(keys[start:num])  # who waits for these is asked by `refresh`
         return own
 
     def forget(self, request_id: str) -> None:

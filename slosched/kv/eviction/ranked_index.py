@@ -71,8 +71,21 @@ class RankedIndex(HashIndex):
             line.users[request.request_id] = self._num_arrived
         self._rank_again(path)
 
-    def note_released(self, request: Request, keys: Sequence[Key]) -> None:
-        """Note that a request has given up its blocks of `keys`, which stay cached."""
+    def note_found(self, request_id: str, keys: Sequence[Key]) -> None:
+        """Note what is cached now of a request with these keys that waits.
+
+        It waits for these lines, too, which may have been computed since it arrived.
+        """
+        path = self._lines.path(keys, len(keys))
+        for line in path:
+            line.users[request_id] = self._arrival_number[request_id]
+        self._rank_again(path)
+
+    def note_released(self, request: Request, keys: Sequence[Key]) -> int:
+        """Note that a request has given up its blocks of `keys`, which stay cached.
+
+        Return the number of first keys whose lines are what they were.
+        """
         self._num_released += 1
         user = request.request_id
         path = self._lines.extended(keys, len(keys), user)
@@ -80,6 +93,7 @@ class RankedIndex(HashIndex):
             line.users.setdefault(user, self._arrival_number[user])
             line.left_number = self._num_released
         self._rank_again(path)
+        return path[-1].start
 
     def note_ended(self, request: Request, keys: Sequence[Key]) -> None:
         """Note that a request with these keys has ended and left its blocks."""
