@@ -95,6 +95,17 @@ def test_whose_tpot_is_not_kept_goes_last(ttft_s: float) -> None:
     assert (kept, late) == ([(patient, 0.01)], [hasty])
 
 
+def test_who_asks_for_one_token_has_no_tpot_to_keep() -> None:
+    """Six of ten ask for 10 ms a token, most of them for one token."""
+    waiting = [
+        replace(r, max_tokens=1) if i < 20 else r for i, r in enumerate(arrivals(40, 400, 0.6))
+    ]
+    assert chosen(waiting) == 0.050
+    prompts = [(r, 0.01) for r in (waiting[0], waiting[20], waiting[39])]
+    kept, late = split_unkeepable(prompts, view_of([], MODEL), Kept(0.05))
+    assert (kept, late) == ([prompts[0], prompts[2]], [waiting[20]])
+
+
 def test_too_few_arrivals_say_nothing() -> None:
     assert chosen(arrivals(12, 4000, 0.1)) == 0.010
 

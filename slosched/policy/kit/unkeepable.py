@@ -32,16 +32,19 @@ def split_unkeepable(
 ) -> tuple[Sequence[Timed], list[Request]]:
     """Return the prompts whose TPOT is `kept`, and the others.
 
-    None is kept that is below a step of one decode alone, since no step is shorter.  O(n), with one
-    prediction.
+    None is kept that is below a step of one decode alone, since no step is shorter.  Who asks for
+    one token alone has no time per token to keep.  O(n), with one prediction.
     """
     alone_s, (kept_s, spare) = step_s(1, 1, view.model), kept
     # Written out, since hundreds may wait.  Of an infinite TTFT, nothing is not a number.
     late = [
         r
         for r, _ in prompts
-        if (tpot_s := r.slo.tpot_s) < alone_s
-        or (tpot_s + spare * r.slo.ttft_s if spare else tpot_s) < kept_s
+        if (
+            (tpot_s := r.slo.tpot_s) < alone_s
+            or (tpot_s + spare * r.slo.ttft_s if spare else tpot_s) < kept_s
+        )
+        and r.max_tokens > 1
     ]
     if not late:
         return prompts, []

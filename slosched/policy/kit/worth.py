@@ -37,6 +37,7 @@ class _Arrival(NamedTuple):
     num_tokens: int
     """Tokens of its prompt that were to be computed when it arrived."""
     tpot_s: float
+    """The TPOT that it asks for; infinite if it asks for one token alone."""
     ttft_s: float
 
 
@@ -231,7 +232,8 @@ class Worth:
 
 def _arrival(request: Request) -> _Arrival:
     slo = request.slo
-    return _Arrival(request.arrival_s, request.num_uncomputed_tokens, slo.tpot_s, slo.ttft_s)
+    tpot_s = slo.tpot_s if request.max_tokens > 1 else math.inf
+    return _Arrival(request.arrival_s, request.num_uncomputed_tokens, tpot_s, slo.ttft_s)
 
 
 def _spread(num: int) -> Sequence[int]:
