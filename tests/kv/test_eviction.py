@@ -461,3 +461,21 @@ def test_a_line_that_is_found_again_is_not_kept_for_who_has_ended_meanwhile() ->
         line.users.pop("waits", None)
     lines.extended(one, 4)
     assert not any(line.users for line in lines.extended(one, 8))
+
+
+def test_a_line_for_which_many_requests_wait_is_ranked_once_for_all() -> None:
+    """Its rank asks who of them came first, which for each would take the square of their number."""
+
+    class Counting(Recency):
+        num_ranked = 0
+
+        def rank(self, line: Line, now_s: float) -> Rank:
+            self.num_ranked += 1
+            return super().rank(line, now_s)
+
+    kv = KVCache(100, 4, 0, RankedIndex(order := Counting()))
+    for place in range(200):
+        kv.prefixes.watch(make(f"waits {place}", tuple(prompt(1, 20)), 81))
+    serve(kv, prompt(1, 20), "first", 0.0)
+    kv.prefixes.refresh()
+    assert order.num_ranked < 20

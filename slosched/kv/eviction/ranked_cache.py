@@ -25,9 +25,8 @@ class RankedBlocks(SharedBlocks):
 
     def refresh(self) -> list[tuple[str, int]]:
         refreshed = super().refresh()
-        for request_id, num_blocks in refreshed:
-            if num_blocks:
-                self._ranked_index.note_found(request_id, self._known_keys(request_id))
+        found = {name: self._known_keys(name) for name, num_blocks in refreshed if num_blocks}
+        self._ranked_index.note_found(found)
         return refreshed
 
     def leave(self, request_id: str, table: Sequence[int], *, at_end: bool) -> Sequence[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from slosched.core import Request
@@ -71,15 +71,18 @@ class RankedIndex(HashIndex):
             line.users[request.request_id] = self._num_arrived
         self._rank_again(path)
 
-    def note_found(self, request_id: str, keys: Sequence[Key]) -> None:
-        """Note what is cached now of a request with these keys that waits.
+    def note_found(self, waiting: Mapping[str, Sequence[Key]]) -> None:
+        """Note that something is cached now of waiting requests, of which the keys are given by id.
 
-        It waits for these lines, too, which may have been computed since it arrived.
+        They wait for these lines, too, which may have been computed since they arrived.  Each line
+        is ranked once: a thousand may wait for the same.
         """
-        path = self._lines.path(keys, len(keys))
-        for line in path:
-            line.users[request_id] = self._arrival_number[request_id]
-        self._rank_again(path)
+        found: dict[Line, None] = {}
+        for request_id, keys in waiting.items():
+            for line in self._lines.path(keys, len(keys)):
+                line.users[request_id] = self._arrival_number[request_id]
+                found[line] = None
+        self._rank_again(found)
 
     def note_released(self, request: Request, keys: Sequence[Key]) -> int:
         """Note that a request has given up its blocks of `keys`, which stay cached.
