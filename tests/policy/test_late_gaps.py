@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from views import decode, flat_model, prompt, view_of
@@ -33,6 +34,11 @@ def strict(name: str, *late_gaps: int, tokens: int = 2, tpot_s: float = STRICT_S
     request.num_output_tokens = tokens
     request.num_computed_tokens = 10 + tokens - 1
     return request
+
+
+def patient(name: str) -> Request:
+    """Return a decode without a TPOT, of so few tokens that no gap of it might be late."""
+    return replace(strict(name), slo=SLO(1.0, math.inf), deadline_s=math.inf, max_tokens=50)
 
 
 def ended(num: int, num_tokens: int) -> list[Request]:
@@ -78,6 +84,7 @@ def test_a_tpot_that_not_even_one_decode_keeps_alone_starves_nobody() -> None:
         pytest.param([strict("d", 1, tokens=201)], math.inf, id="200 gaps, two may be late"),
         pytest.param([strict("d", 1, tpot_s=0.005)], math.inf, id="not kept"),
         pytest.param([strict("d"), strict("e", 1, tpot_s=0.008)], 0.008, id="one of two"),
+        pytest.param([patient("d")], math.inf, id="it has no TPOT"),
     ],
 )
 def test_a_step_ends_before_a_decode_is_due_that_can_afford_no_late_gap(
@@ -123,6 +130,10 @@ def test_a_prompt_waits_until_it_is_due_and_then_goes_whole() -> None:
     """A step of 6 ms has time for a few tokens of it."""
     assert planned(strict("d"), prompt("p", 500, 900.0))["p"] < 10
     assert planned(strict("d"), prompt("p", 500, 45.0)) == {"d": 1, "p": 500}
+
+
+def test_a_decode_without_a_tpot_keeps_no_prompt_from_its_time() -> None:
+    assert planned(strict("d"), patient("e"), prompt("p", 500, 45.0))["p"] == 500
 
 
 def test_one_prompt_is_not_worth_one_decode_but_two_are() -> None:

@@ -80,14 +80,15 @@ class LateGaps:
     ) -> list[float]:
         """Return the longest times of steps that cost no decode its SLO, one, two, and so on.
 
-        Decodes whose TPOT is below `tpot_s` do not count, nor do those that have had too many late
-        gaps.  A step that costs n decodes their SLO ends `margin` of its TPOT before the next one
-        is due that can afford no late gap.  The last limit is infinite.  O(n log n).
+        Decodes whose TPOT is below `tpot_s` do not count, nor do those without a TPOT and those
+        that have had too many late gaps.  A step that costs n decodes their SLO ends `margin` of
+        its TPOT before the next one is due that can afford no late gap.  The last limit is
+        infinite.  O(n log n).
         """
         limits_s = sorted(
-            request.deadline_s - view.now_s - margin * request.slo.tpot_s
+            request.deadline_s - view.now_s - margin * own_s
             for request, num_left in self._left(decodes)
-            if request.slo.tpot_s >= tpot_s and num_left == 0
+            if tpot_s <= (own_s := request.slo.tpot_s) < math.inf and num_left == 0
         )
         return [*limits_s, math.inf]
 
