@@ -96,6 +96,28 @@ def test_a_step_ends_before_a_decode_is_due_that_can_afford_no_late_gap(
         assert gaps.limits_s(decodes, STRICT_S, view, 0.0)[0] == pytest.approx(limit_s)
 
 
+def test_a_gap_that_was_foreseen_shorter_counts_when_it_is_over() -> None:
+    """A step is planned while one runs, whose token is expected 5 ms after the last one."""
+    gaps, view = LateGaps(after(20, 200)), view_of([], MODEL, limits=LIMITS)
+
+    def limit_s() -> float:
+        return gaps.limits_s([request], STRICT_S, view, 0.0)[0]
+
+    request = strict("d", tokens=3)
+    request.num_output_placeholders = 1
+    assert limit_s() == math.inf, "200 tokens will come, one may be late"
+    request.token_times_s[-1] += 0.020
+    request.num_output_placeholders = 0
+    assert limit_s() == STRICT_S
+    late = request.token_times_s[-1] + 0.020
+    request.token_times_s.append(late)
+    request.num_output_tokens, request.num_output_placeholders = 4, 1
+    assert limit_s() == math.inf, "two are late, so that it is lost"
+    request.token_times_s[-1] -= 0.015
+    request.num_output_placeholders = 0
+    assert limit_s() == STRICT_S, "it was faster than foreseen"
+
+
 def test_while_few_requests_have_ended_only_tokens_that_came_count() -> None:
     view = view_of([], MODEL, limits=LIMITS)
     gaps = LateGaps(after(3, 200))

@@ -98,8 +98,11 @@ class LateGaps:
         counted, self._counted = self._counted, {}
         for request in decodes:
             num_tokens, num_late = counted.get(request.request_id, (1, 0))
-            num_late += _num_late(request, num_tokens)
-            self._counted[request.request_id] = len(request.token_times_s), num_late
+            num_emitted = len(request.token_times_s) - request.num_output_placeholders
+            num_late += _num_late(request, num_tokens, num_emitted)
+            self._counted[request.request_id] = num_emitted, num_late
+            if request.num_output_placeholders:  # the running step may take longer than foreseen
+                num_late += _num_late(request, num_emitted)
             yield request, _num_allowed(_num_expected(request, lengths)) - num_late
 
 
@@ -131,8 +134,11 @@ def _num_allowed(num_tokens: int) -> int:
     return math.floor(MAX_LATE_GAP_SHARE * (num_tokens - 1))
 
 
-def _num_late(request: Request, num_counted: int) -> int:
-    """Return how many gaps were late, of those that end with a token after `num_counted`."""
+def _num_late(request: Request, num_counted: int, num_tokens: int | None = None) -> int:
+    """Return how many gaps are late, of those that end with a token after `num_counted`.
+
+    Only the first `num_tokens` are looked at.  Default: all.
+    """
     most_s = request.slo.tpot_s + TOLERANCE_S
-    times_s = request.token_times_s[max(0, num_counted - 1) :]
+    times_s = request.token_times_s[max(0, num_counted - 1) : num_tokens]
     return sum(b - a > most_s for a, b in pairwise(times_s))
