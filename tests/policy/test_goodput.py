@@ -18,6 +18,7 @@ from views import R, flat_model, view_of
 from slosched.core import BatchShape, DeadlineRule, EndReason, LatencyModel, Limits, Request
 from slosched.perfmodel import LinearModel
 from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.kit.late_gaps import starving_tpot_s
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
@@ -280,6 +281,36 @@ def test_if_nothing_can_be_kept_nothing_is_waited_for() -> None:
     assert Pace.of(view_of(crowd).running, MODEL, 0.0).tpot_s == 0.010
     never = [replace(r, tpot_s=0.004) for r in crowd]
     assert Pace.of(view_of(never).running, MODEL, 0.0).tpot_s == math.inf
+
+
+class Counting(LinearModel):
+    """A model that counts how often it is asked for the time of a step."""
+
+    num_asked = 0
+
+    def predict(self, shape: BatchShape) -> float:
+        self.num_asked += 1
+        return super().predict(shape)
+
+
+@pytest.mark.parametrize("num", [2, 40, 400])
+def test_the_smallest_tpot_that_is_kept_is_found_among_hundreds(num: int) -> None:
+    """Each asks for a TPOT of its own, and it depends on the number of decodes which are kept.  To
+    try all of them would take the square of their number in every step."""
+    model = Counting(MODEL.coefficients)
+    tpots_s = [0.006 + 0.030 * i / num for i in range(num)]
+    decodes = [R(f"d{i}", 11, 9.0, tpot_s=tpot_s, out=1) for i, tpot_s in enumerate(tpots_s)]
+    pace = Pace.of(view_of(decodes).running, model, 0.0)
+
+    def with_tile_s(tpot_s: float) -> float:
+        step = pace.due_within(tpot_s)
+        step.add(64, 0)
+        return MODEL.predict(step)
+
+    assert pace.tpot_s == next(tpot_s for tpot_s in tpots_s if with_tile_s(tpot_s) < tpot_s)
+    assert pace.least_s == with_tile_s(pace.tpot_s)
+    starving_tpot_s(pace, model)
+    assert model.num_asked < 30
 
 
 def test_seats_and_memory_bound_it() -> None:

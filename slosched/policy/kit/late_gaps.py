@@ -21,7 +21,7 @@ from slosched.core import (
     Request,
     SchedulerView,
 )
-from slosched.policy.kit.pace import CHUNK_TOKENS, Pace
+from slosched.policy.kit.pace import CHUNK_TOKENS, Pace, first_place
 from slosched.policy.kit.punctual import Timed
 from slosched.policy.kit.stays import Stays
 
@@ -108,8 +108,9 @@ class LateGaps:
 
 def _tightest_alone_s(pace: Pace, model: LatencyModel) -> float:
     """Return the smallest TPOT that decodes keep in steps without prompts; infinite if none is."""
-    kept = (t for t, _ in pace.tiers if model.predict(pace.due_within(t)) < t)
-    return next(kept, math.inf)
+    tpots_s = [tpot_s for tpot_s, _ in pace.tiers]
+    at = first_place(lambda tpot_s: model.predict(pace.due_within(tpot_s)) < tpot_s, tpots_s)
+    return tpots_s[at] if at < len(tpots_s) else math.inf
 
 
 def _with_tile_s(decodes: BatchShape, model: LatencyModel) -> float:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from slosched.core import LatencyModel, Request, SchedulerView
 from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot
 from slosched.policy.kit.lost import lost_due_by, num_lost
-from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.pace import Pace, first_place
 from slosched.policy.kit.punctual import Timed
 
 _SPARE = 0.02
@@ -115,17 +114,6 @@ def _cheapest_beyond(tpot_s: float, chunks: Sequence[Chunk]) -> Chunk | None:
     return min(longer, key=lambda chunk: chunk.token_s, default=None)
 
 
-def _first(is_fast: Callable[[float], bool], tpots_s: Sequence[float]) -> int:
-    """Return the place of the first TPOT at which prompts are fast; their number if there is none.
-
-    The larger a TPOT, the faster prompts go.  Mostly it is the first, and hundreds may ask for one
-    of their own.
-    """
-    if is_fast(tpots_s[0]):
-        return 0
-    return bisect_left(tpots_s, True, lo=1, key=is_fast)
-
-
 def long_steps(
     pace: Pace, model: LatencyModel, budget_tokens: int, min_share: float
 ) -> LongSteps | None:
@@ -162,7 +150,7 @@ def long_steps(
     def is_fast(tpot_s: float) -> bool:
         return in_turns(tpot_s) >= least or within(tpot_s) >= least
 
-    at = _first(is_fast, shorter)
+    at = first_place(is_fast, shorter)
     if at == len(shorter):
         if len(shorter) < len(pace.tiers):
             return None

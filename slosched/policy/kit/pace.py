@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -147,6 +148,17 @@ class Pace:
         return self.all_s * _stay_tokens(output_tokens, num_decodes) / max(1, num_decodes)
 
 
+def first_place(holds: Callable[[float], bool], tpots_s: Sequence[float]) -> int:
+    """Return the place of the first TPOT for which something holds; their number if there is none.
+
+    What holds for one holds for the larger ones, too.  Mostly it is the first, and hundreds may ask
+    for one of their own.
+    """
+    if holds(tpots_s[0]):
+        return 0
+    return bisect_left(tpots_s, True, lo=1, key=holds)
+
+
 def first_slack_s(decodes: Iterable[Request], tpot_s: float, now_s: float) -> float:
     """Return the time until the first of `decodes`, sorted by deadline, of such a TPOT is due.
 
@@ -172,15 +184,20 @@ def _tightest(
     tiers: Sequence[tuple[float, int]], model: LatencyModel, shape: BatchShape
 ) -> tuple[float, float]:
     """Return `tpot_s` and `least_s` of decodes, given their number by TPOT, smallest TPOT first."""
-    for tpot_s, _ in tiers:
-        if tpot_s == math.inf:
-            return math.inf, 0.0
-        least = _due_within(tpot_s, tiers, shape)
-        least.add(CHUNK_TOKENS, 0)
-        least_s = model.predict(least)
-        if least_s < tpot_s:
-            return tpot_s, least_s
-    largest_s = tiers[-1][0]
+    least_s = {math.inf: 0.0}
+
+    def is_kept(tpot_s: float) -> bool:
+        if tpot_s < math.inf:
+            least = _due_within(tpot_s, tiers, shape)
+            least.add(CHUNK_TOKENS, 0)
+            least_s[tpot_s] = model.predict(least)
+        return least_s[tpot_s] < tpot_s
+
+    tpots_s = [tpot_s for tpot_s, _ in tiers]
+    at = first_place(is_kept, tpots_s)
+    if at < len(tpots_s):
+        return tpots_s[at], least_s[tpots_s[at]]
+    largest_s = tpots_s[-1]
     alone_s = model.predict_prefill(1, shape.decode_context_tokens // shape.num_decodes)
     return (largest_s if alone_s <= largest_s else math.inf), 0.0
 
