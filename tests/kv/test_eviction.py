@@ -477,5 +477,7 @@ def test_a_line_for_which_many_requests_wait_is_ranked_once_for_all() -> None:
     for place in range(200):
         kv.prefixes.watch(make(f"waits {place}", tuple(prompt(1, 20)), 81))
     serve(kv, prompt(1, 20), "first", 0.0)
-    kv.prefixes.refresh()
+    assert len(kv.prefixes.refresh()) == 200
     assert order.num_ranked < 20
+    serve(kv, prompt(1, 20), "second", 1.0)
+    assert kv.prefixes.refresh() == [], "they wait for it already"

@@ -33,8 +33,8 @@ class RankedBlocks(SharedBlocks):
         keys, num = self.held(request_id)
         own = super().leave(request_id, table, at_end=at_end)
         if num:
-            start = self._ranked_index.note_released(self.request(request_id), keys[:num])
-            self._matches.changed(keys[start:num])  # who waits for these is asked by `refresh`
+            num_known = self._ranked_index.note_released(self.request(request_id), keys[:num])
+            self._matches.changed(keys[num_known:num])  # `refresh` asks who waits for these
         return own
 
     def forget(self, request_id: str) -> None:

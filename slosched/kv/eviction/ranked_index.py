@@ -87,16 +87,18 @@ class RankedIndex(HashIndex):
     def note_released(self, request: Request, keys: Sequence[Key]) -> int:
         """Note that a request has given up its blocks of `keys`, which stay cached.
 
-        Return the number of first keys whose lines are what they were.
+        Return the number of first keys that were in lines before.
         """
         self._num_released += 1
         user = request.request_id
+        before = self._lines.path(keys, len(keys))
+        num_known = before[-1].stop if before else 0
         path = self._lines.extended(keys, len(keys), user)
         for line in path:
             line.users.setdefault(user, self._arrival_number[user])
             line.left_number = self._num_released
         self._rank_again(path)
-        return path[-1].start
+        return num_known
 
     def note_ended(self, request: Request, keys: Sequence[Key]) -> None:
         """Note that a request with these keys has ended and left its blocks."""
