@@ -20,7 +20,7 @@ from slosched.policy.kit.chunks import (
     in_full_steps,
     largest_within,
 )
-from slosched.policy.kit.long_steps import long_steps
+from slosched.policy.kit.long_steps import long_steps, tokens_per_s_in_turns
 from slosched.policy.kit.pace import Pace
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
@@ -245,3 +245,28 @@ def test_of_hundreds_of_tpots_only_a_few_are_weighed() -> None:
     assert found is not None
     assert 0.0125 < found.tpot_s < 0.020
     assert num_asked < 150
+
+
+class Padded(LinearModel):
+    """A model of a device that pads each step to a multiple of 256 tokens: 5 ms + 10 for each."""
+
+    def predict(self, shape: BatchShape) -> float:
+        return 0.005 + 0.010 * math.ceil(shape.num_tokens / 256)
+
+
+def test_a_chunk_that_costs_nothing_is_no_division_by_zero() -> None:
+    """All decodes take 25 ms, with up to 212 tokens beside them, too.  Those of 20 ms, and the few
+    others that are due within it, take 15, with 240 tokens beside them."""
+    tight = [R(f"t{i}", 101, 0.020, tpot_s=0.020, out=1) for i in range(10)]
+    loose = [R(f"l{i}", 101, 0.900, tpot_s=1.0, out=1) for i in range(290)]
+    model = Padded(PROPORTIONAL.coefficients)
+    pace = pace_of(*tight, *loose, model=model)
+    chunks = chunks_beside(model, pace.shape, pace.all_s, 1748)
+    assert [chunk.num_tokens for chunk in chunks if not chunk.token_s] == [64, 128]
+    share = 1 - 0.015 / (0.98 * 0.020)
+    in_turns = tokens_per_s_in_turns(0.020, 0.015, chunks)
+    assert in_turns == pytest.approx(share * 128 / 0.010), "a step of 128 takes 10 ms longer"
+    assert long_steps(pace, model, 2048, 0.1) is None, "they go faster within the TPOT"
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=400)
+    view = view_of([*tight, *loose, R("p", 3000, 0.5)], model, limits=limits)
+    assert Goodput().schedule(view).num_scheduled_tokens

@@ -105,12 +105,21 @@ def tokens_per_s_in_turns(tpot_s: float, between_s: float, chunks: Sequence[Chun
     """
     cheapest = _cheapest_beyond(tpot_s, chunks)
     share = 1 - between_s / ((1 - _SPARE) * tpot_s)
-    return 0.0 if cheapest is None or share <= 0 else share / cheapest.token_s
+    if cheapest is None or share <= 0:
+        return 0.0
+    if not cheapest.token_s:  # The step is longer by the decodes that are left out between.
+        return share * cheapest.num_tokens / (cheapest.step_s - between_s)
+    return share / cheapest.token_s
 
 
 def _cheapest_beyond(tpot_s: float, chunks: Sequence[Chunk]) -> Chunk | None:
-    """Return the chunk that adds least time for each token, of those in steps beyond a TPOT."""
+    """Return the chunk that adds least time for each token, of those in steps beyond a TPOT.
+
+    Of those that add none, which there are where a device pads its steps, it is the longest.
+    """
     longer = [chunk for chunk in chunks if chunk.step_s > tpot_s]
+    if free := [chunk for chunk in longer if not chunk.token_s]:
+        return free[-1]
     return min(longer, key=lambda chunk: chunk.token_s, default=None)
 
 
