@@ -314,6 +314,22 @@ class TestTimeLimit:
         with pytest.raises(OutOfTimeError), limit.ending("slow.py"):
             self.replay(Slow())
 
+    def test_a_finaliser_is_not_interrupted_since_python_would_ignore_the_error(self) -> None:
+        limit = TimeLimit.from_now(0.1)
+
+        class SlowToGo:
+            def __del__(self) -> None:
+                while not limit.is_over():
+                    pass
+                time.sleep(0.15)  # another look, and a warning that fails this test
+
+        def go_slowly() -> None:
+            SlowToGo()
+            time.sleep(1.0)
+
+        with pytest.raises(OutOfTimeError), limit.ending("any.py"):
+            go_slowly()
+
     def test_what_ends_in_time_goes_on_undisturbed(self) -> None:
         before = signal.getsignal(signal.SIGALRM)
         with TimeLimit.from_now(0.3).ending("quick.py"):

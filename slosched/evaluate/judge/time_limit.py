@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,12 +101,26 @@ class _Alarm:
         """The call that was under way when the time was over."""
 
     def __call__(self, _signal: int, frame: FrameType | None) -> None:
+        if _would_be_ignored(frame):
+            return  # the next look is soon
         call = _call_of_policy(frame)
         if call is None or (self._call is not None and call is not self._call):
             raise _AlarmError(is_stuck=False)
         self._call = call
         if time.monotonic() >= self._stuck_at_s:
             raise _AlarmError(is_stuck=True)
+
+
+def _would_be_ignored(frame: FrameType | None) -> bool:
+    """Tell whether Python would only print an error that is raised here.
+
+    It does so in finalisers and in callbacks of weak references.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _call_of_policy(frame: FrameType | None) -> FrameType | None:
