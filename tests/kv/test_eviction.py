@@ -434,13 +434,13 @@ def test_a_line_that_is_found_again_keeps_what_it_follows() -> None:
     after two blocks, which forgets the line of the four, and after all four.
     """
     lines, one, other = Lines(), list(range(8)), [*range(4), 14, 15]
-    lines.extended(one, 8)
-    head, tail = lines.extended(other, 6)
+    lines.extended(one, 8, "r")
+    head, tail = lines.extended(other, 6, "r")
     for line in (*lines.path(one, 8)[1:], tail, head):
         lines.shorten(line, line.start)
-    lines.extended(one, 2)
-    lines.extended(one, 4)
-    first, second = lines.extended(one, 8)
+    lines.extended(one, 2, "r")
+    lines.extended(one, 4, "r")
+    first, second = lines.extended(one, 8, "r")
     assert (first.stop, second.start, second.parent) == (4, 4, first)
     assert (first.num_children, first.num_cached_children) == (1, 1)
     lines.shorten(second, 4)
@@ -450,17 +450,17 @@ def test_a_line_that_is_found_again_keeps_what_it_follows() -> None:
 def test_a_line_that_is_found_again_is_not_kept_for_who_has_ended_meanwhile() -> None:
     """A request waits for a prompt that is evicted.  A prompt parts from it where no key is left."""
     lines, one, other = Lines(), list(range(8)), [*range(4), 14, 15]
-    lines.extended(one, 8)
-    head, tail = lines.extended(other, 6)
+    lines.extended(one, 8, "r")
+    head, tail = lines.extended(other, 6, "r")
     for line in (*lines.path(one, 8), tail):
         line.users["waits"] = 1
     for line in (*lines.path(one, 8)[1:], tail, head):
         lines.shorten(line, line.start)
-    lines.extended(one, 2)
+    lines.extended(one, 2, "r")
     for line in lines.path(one, 8):
         line.users.pop("waits", None)
-    lines.extended(one, 4)
-    assert not any(line.users for line in lines.extended(one, 8))
+    lines.extended(one, 4, "r")
+    assert not any(line.users for line in lines.extended(one, 8, "r"))
 
 
 def test_a_line_for_which_many_requests_wait_is_ranked_once_for_all() -> None:

@@ -129,6 +129,18 @@ def test_best_effort_comes_back_where_there_is_more_room_than_it_needs(
     assert come_back(view.waiting, view.kv) == [waiting, promised][1 - comes_back :]
 
 
+@pytest.mark.parametrize(("num_preemptions", "starts"), [(0, True), (1, False)])
+def test_goodput_begins_best_effort_again_only_where_it_has_room(
+    num_preemptions: int, starts: bool
+) -> None:
+    waiting = R("waiting", 300, due_s=1.0).request()
+    waiting.slo, waiting.deadline_s = NO_SLO, math.inf
+    waiting.num_preemptions = num_preemptions
+    view = view_of([waiting, decode("kept", 501, 50)], num_blocks=1000, model=L40S)
+    planned = make_policy("goodput").schedule(view).num_scheduled_tokens
+    assert ("waiting" in planned) == starts
+
+
 def share_good(
     rate: float,
     odd: Request | None,

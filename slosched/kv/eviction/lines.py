@@ -86,7 +86,7 @@ class Lines:
             place = line.stop
         return found
 
-    def extended(self, keys: Sequence[Key], num: int, user: str = "") -> list[Line]:
+    def extended(self, keys: Sequence[Key], num: int, user: str) -> list[Line]:
         """Return the lines of the first `num` keys, all of which are cached, new ones included.
 
         They are those of the request `user`.  A line that another one uses, too, is not made

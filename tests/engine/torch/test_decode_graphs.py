@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from batches import make_batch, make_chunk, make_prompt_request
+from gpu_models import tiny_on_gpu
 from greedy import generated
 
 from slosched.core import PLACEHOLDER, Request, ScheduledBatch, SchedulerOutput
@@ -133,10 +134,7 @@ def test_sizes_that_are_asked_for(tiny: LoadedModel) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="capturing needs a GPU; none is here")
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "sdpa"])
 def test_a_captured_graph_gives_the_same_tokens(name: str) -> None:
-    try:
-        model = load_model("tiny-random", device="cuda", dtype="bfloat16", attention=name)
-    except BackendUnavailableError as error:
-        pytest.skip(str(error))
+    model = tiny_on_gpu(name)
     if not model.backend.limits.is_capturable:
         pytest.skip(f"{name} is not known to run in CUDA graphs")
     tokens = []

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from batches import book, make_batch, make_chunk, make_prompt_request
+from gpu_models import tiny_on_gpu
 from greedy import generated
 from torch import Tensor
 
 from slosched.core import Request, ScheduledBatch, SchedulerOutput
-from slosched.engine.torch import BackendUnavailableError, LoadedModel, TorchExecutor, load_model
+from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
 from slosched.engine.torch.attention import (
     BACKENDS,
     AttentionPlan,
@@ -157,10 +158,7 @@ def test_sizes_are_those_of_a_gpu_whose_attention_can_be_captured(tiny: LoadedMo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="capturing needs a GPU; none is here")
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "sdpa"])
 def test_captured_graphs_give_the_same_tokens(name: str) -> None:
-    try:
-        model = load_model("tiny-random", device="cuda", dtype="bfloat16", attention=name)
-    except BackendUnavailableError as error:
-        pytest.skip(str(error))
+    model = tiny_on_gpu(name)
     if not mixed_graph_sizes((1,), model):
         pytest.skip(f"{name} is not known to run in CUDA graphs of chunks")
     plain = run(TorchExecutor(model, num_blocks=6, block_size=BLOCK_SIZE))
