@@ -8,6 +8,7 @@ import pytest
 
 from slosched.core import EndReason, Limits, PreemptionMode, Request, StepResult
 from slosched.kv import KVCache, MergedIndex
+from slosched.policy import Sarathi
 from slosched.policy.engines.vllm_v0.policy import VLLMV0, SchedulingPolicy
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.scheduler import Scheduler
@@ -365,6 +366,14 @@ def test_running_requests_of_another_policy_are_taken_over() -> None:
     assert player.steps(2) == ["a5 b3*", "b7* a1"]
     player.scheduler.policy = VLLMV0()
     assert player.steps(3) == ["b8*", "b2", "a1 b1"]
+
+
+def test_a_prompt_whose_blocks_another_policy_gave_away_takes_them_from_the_last() -> None:
+    player = of_lengths(Player(Sarathi(), tokens=2, blocks=8), "ab", (5, 20), max_tokens=12)
+    assert player.steps(11)[-1] == "a1 b1*"
+    assert player.kv.num_free_blocks == 1, "b lacks two for the rest of its prompt"
+    player.scheduler.policy = VLLMV0()
+    assert player.steps(7) == ["b2* -a", "b2*", "b2*", "b2*", "b2*", "b1", "b1"]
 
 
 def test_reset_forgets() -> None:

@@ -85,8 +85,13 @@ class Step:
         self._num_free_tokens -= len(decodes)
 
     def resume(self, request: Request) -> None:
-        """Continue a running prompt alone."""
+        """Continue a running prompt alone, with all its blocks.
+
+        Another policy, which planned the last step, may have given them to others: floors, say.
+        """
         self.running.remove(request)
+        while self.blocks.num_free_blocks < 0:
+            self._preempt_last(request)
         self._add(request, self._tokens_left(request), self.running_prefills, self.running_decodes)
 
     def schedule_swapped(self) -> None:
@@ -212,16 +217,20 @@ class Step:
     def _make_room(self, request: Request) -> bool:
         """Preempt from the back until `request` has its slots; return False if it went itself."""
         while not self.blocks.can_append_slots(request):
-            victim = self.running.pop() if self.running else request
-            if victim is request and self._would_start_over_for_ever(request):
+            if not self.running and self._would_start_over_for_ever(request):
                 return True
-            leaving = self._group_of(victim, request)
-            for each in leaving:
-                self._preempt(each)
-                self.victims.append(each)
-            if request in leaving:
+            if request in self._preempt_last(request):
                 return False
         return True
+
+    def _preempt_last(self, served: Request) -> list[Request]:
+        """Preempt the last running request, or `served` if none is left; return who leaves."""
+        victim = self.running.pop() if self.running else served
+        leaving = self._group_of(victim, served)
+        for each in leaving:
+            self._preempt(each)
+            self.victims.append(each)
+        return leaving
 
     def _group_of(self, victim: Request, served: Request) -> list[Request]:
         """Return the victim and those that leave with it, none of which is in `running` any more.
