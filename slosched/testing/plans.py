@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from slosched.core import (
     NO_BLOCK,
@@ -16,6 +17,9 @@ from slosched.core import (
 )
 from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
+from slosched.policy.kit.prompt_pack import PromptPack
+
+TILE_TOKENS = PromptPack.tile_tokens
 
 
 class LawBrokenError(SloschedError, AssertionError):
@@ -153,10 +157,11 @@ def check_no_room_is_left(view: SchedulerView, output: SchedulerOutput) -> None:
     """Raise if a request waits although the plan leaves tokens and a seat for it.
 
     This is for scenarios in which only tokens and seats are short; it ignores KV blocks and time.
+    A step that cuts a prompt to end with a whole tile has no room for a part of one (`PromptPack`).
     """
     planned, limits = output.num_scheduled_tokens, view.limits
     num_left = limits.max_num_batched_tokens - sum(planned.values())
-    if not num_left:
+    if not num_left or (num_left < TILE_TOKENS and _ends_with_a_tile(view, output)):
         return
     left = f"a step of {limits.max_num_batched_tokens} tokens has room for {num_left} more, but"
     leaving = {*output.preempted, *output.swapped_out, *output.rejected}
@@ -172,6 +177,14 @@ def check_no_room_is_left(view: SchedulerView, output: SchedulerOutput) -> None:
     names = (r.request_id for r in view.waiting)
     left_out = next((name for name in names if name not in {*planned, *leaving}), None)
     require(not has_seat or left_out is None, f"{left} {left_out!r} waits beside a free seat")
+
+
+def _ends_with_a_tile(view: SchedulerView, output: SchedulerOutput) -> bool:
+    """Tell whether the step holds whole tiles since it cuts one of its prompts."""
+    planned = output.num_scheduled_tokens
+    requests = chain(view.running, view.waiting)
+    cut = [r for r in requests if 0 < planned.get(r.request_id, 0) < r.num_uncomputed_tokens]
+    return sum(planned.values()) % TILE_TOKENS == 0 and len(cut) == 1
 
 
 def check_ends(
