@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
-from itertools import islice
+from itertools import filterfalse, islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -125,11 +125,13 @@ class SLOsServe(PlansBesideDecodes):
     ) -> list[Request]:
         """Judge the new requests; return the waiting ones that were admitted, now or earlier."""
         known = self._admitted
-        admitted = [r for r in view.waiting if r.request_id in known or r.num_preemptions]
+
+        def is_admitted(r: Request) -> bool:
+            return r.request_id in known or r.num_preemptions > 0 or r.deadline_s == math.inf
+
+        admitted = list(filter(is_admitted, view.waiting))
         if len(admitted) < len(view.waiting):
-            unknown = (
-                r for r in view.waiting if r.request_id not in known and not r.num_preemptions
-            )
+            unknown = filterfalse(is_admitted, view.waiting)
             if self.admission is Admission.DP:
                 new = nsmallest(_MAX_CANDIDATES, unknown, key=attrgetter("deadline_s"))
             else:
@@ -144,8 +146,7 @@ class SLOsServe(PlansBesideDecodes):
     def _judge(
         self, batch: BatchBuilder, view: SchedulerView, load: PromisedLoad, new: list[Request]
     ) -> list[Request]:
-        accepted = [r for r in new if r.deadline_s == math.inf]
-        new = sorted((r for r in new if r.deadline_s < math.inf), key=attrgetter("deadline_s"))
+        new.sort(key=attrgetter("deadline_s"))
         columns = load.columns_of(new)
         candidates = []
         for i, (request, has_room) in enumerate(zip(new, load.has_room(columns), strict=True)):
@@ -154,12 +155,12 @@ class SLOsServe(PlansBesideDecodes):
             else:
                 batch.reject(request, why_late(request, view.now_s))
         if not candidates:
-            return accepted
+            return []
         decide = _by_program if self.admission is Admission.DP else _by_simulation
         taken, refused = decide(load, columns[:, candidates])
         for i in refused:
             batch.reject(new[candidates[i]], EndReason.INFEASIBLE)
-        return accepted + [new[candidates[i]] for i in taken]
+        return [new[candidates[i]] for i in taken]
 
     def _pack(
         self,
