@@ -363,6 +363,18 @@ def test_a_chunk_is_of_whole_pages() -> None:
     assert run.step() == [("b", 2), ("a", 1)]
 
 
+def test_a_cut_prompt_that_another_policy_ends_decodes_with_the_others() -> None:
+    fcfs, sglang = FCFS(), SGLang()
+    run = Run(fcfs, KVCache(3, block_size=16), max_num_batched_tokens=18)
+    assert run.step(req("a", 17, 8), req("b", 3, 8)) == [("a", 17), ("b", 1)]
+    run.scheduler.policy = sglang
+    assert run.step() == decodes("a"), "a chunk of b wants a free block"
+    run.scheduler.policy = fcfs
+    assert run.step() == [("a", 1), ("b", 2)]
+    run.scheduler.policy = sglang
+    assert run.steps(2, {}) == [decodes("a", "b")] * 2, "a decode of b needs none"
+
+
 def test_it_takes_over_from_another_policy_in_the_middle() -> None:
     """Of several prompts that have begun, one goes on after the other."""
     run = Run(FCFS(), 1000, max_num_batched_tokens=16)

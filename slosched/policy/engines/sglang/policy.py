@@ -180,7 +180,8 @@ class SGLang(PlansBesideDecodes):
         queues.waiting += victims
         if not adder.admitted:
             return False
-        queues.chunked = adder.new_chunked or queues.chunked
+        if adder.new_chunked is not None:
+            queues.cut(adder.new_chunked)
         decodes = self._mix(batch) if self._mixes else []
         num_tokens = sum(batch.num_scheduled_tokens[r.request_id] for r in adder.admitted)
         num_tokens += len(decodes)

@@ -38,6 +38,8 @@ class Queues:
     """Requests that decode."""
     chunked: Request | None = None
     """The only request that may have a part of its prompt computed."""
+    num_chunked_tokens: int = 0
+    """The known tokens of `chunked` when its prompt was cut."""
     tried: set[str] = field(default_factory=set)
     """Waiting requests that did not fit when it was their turn."""
     last: LastBatch = field(default_factory=LastBatch)
@@ -62,6 +64,8 @@ class Queues:
         last = self.last
         if self.chunked is not None and self.chunked.request_id not in self.present:
             self.chunked = None
+        elif self.chunked is not None and self.chunked.num_tokens > self.num_chunked_tokens:
+            self.chunked = last.chunked = None  # another policy has computed the rest of its prompt
         last.requests = [r for r in last.requests if r is last.chunked or self._is_decode(r)]
         self._adopt_waiting(view, self._adopt_running(view))
         return has_idled
@@ -90,6 +94,10 @@ class Queues:
             by_time.remove(away[-1])
         self.waiting = [r for r in self.waiting if r not in away]
         return away
+
+    def cut(self, request: Request) -> None:
+        """Note the request as the one of which a part of the prompt is computed."""
+        self.chunked, self.num_chunked_tokens = request, request.num_tokens
 
     def merge_last(self) -> bool:
         """Move requests of the last batch whose prompts are done to `running`.
@@ -139,7 +147,7 @@ class Queues:
         self.running += [r for r in unknown if r.is_decode]
         begun = [r for r in unknown if not r.is_decode]
         if begun and self.chunked is None:
-            self.chunked = begun.pop(0)
+            self.cut(begun.pop(0))
         return begun
 
     def _adopt_waiting(self, view: SchedulerView, begun: Sequence[Request]) -> None:
