@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 
-from slosched.core import EndReason, Limits, PreemptionMode, Request, StepResult
+from slosched.core import (
+    EndReason,
+    Limits,
+    Policy,
+    PreemptionMode,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    StepResult,
+)
 from slosched.kv import KVCache, MergedIndex
 from slosched.policy import Sarathi
 from slosched.policy.engines.vllm_v0.policy import VLLMV0, SchedulingPolicy
@@ -374,6 +384,28 @@ def test_a_prompt_whose_blocks_another_policy_gave_away_takes_them_from_the_last
     assert player.kv.num_free_blocks == 1, "b lacks two for the rest of its prompt"
     player.scheduler.policy = VLLMV0()
     assert player.steps(7) == ["b2* -a", "b2*", "b2*", "b2*", "b2*", "b1", "b1"]
+
+
+@dataclass
+class Planned(Policy):
+    """Another policy, whose plans are given."""
+
+    plans: list[SchedulerOutput]
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return self.plans.pop(0)
+
+
+def test_what_another_policy_began_anew_is_a_prompt_again() -> None:
+    policy = VLLMV0()
+    player = of_lengths(Player(policy), "ab", (5, 5))
+    assert player.steps(3) == ["a5 b5", "a1 b1", "a1 b1"]
+    player.scheduler.policy = Planned(
+        [SchedulerOutput({"a": 1}, preempted=("b",)), SchedulerOutput({"a": 1, "b": 4})]
+    )
+    assert player.steps(2) == ["a1 -b", "a1 b4*"]
+    player.scheduler.policy = policy
+    assert player.steps(2) == ["b4", "a1 b1"]
 
 
 def test_reset_forgets() -> None:

@@ -39,6 +39,8 @@ class BlockTable:
     num_blocks: int
     num_found_tokens: int = 0
     """Tokens that the request found in the prefix cache and has not scheduled yet."""
+    num_restarts: int = 0
+    """How often the request had lost its KV cache when it got these blocks."""
 
 
 class BlockManager:
@@ -110,7 +112,8 @@ class BlockManager:
     def allocate(self, request: Request) -> None:
         """Allocate the blocks of all tokens that the request has so far."""
         need = self._blocks_for(request.num_tokens)
-        table = self.tables[request.request_id] = BlockTable(request.num_tokens, need)
+        table = BlockTable(request.num_tokens, need, num_restarts=_num_restarts(request))
+        self.tables[request.request_id] = table
         self._book(request.request_id, table)
 
     def can_append_slots(self, request: Request) -> bool:
@@ -250,7 +253,11 @@ def _tables_of(
     for request in requests:
         request_id = request.request_id
         table = tables.get(request_id)
-        if table is None or table.num_slots < request.num_computed_tokens:
+        if (
+            table is None
+            or table.num_slots < request.num_computed_tokens
+            or table.num_restarts != _num_restarts(request)
+        ):
             table = _derived(request, kv)
         found[request_id] = table
     return found
@@ -259,4 +266,8 @@ def _tables_of(
 def _derived(request: Request, kv: KVView) -> BlockTable:
     """Return a table for a request of another policy, or for a decode that was in a group since."""
     slots = request.num_computed_tokens if request.is_decode else request.num_tokens
-    return BlockTable(slots, -(-slots // kv.block_size))
+    return BlockTable(slots, -(-slots // kv.block_size), num_restarts=_num_restarts(request))
+
+
+def _num_restarts(request: Request) -> int:
+    return request.num_preemptions - request.num_swaps
