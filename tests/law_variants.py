@@ -13,10 +13,12 @@ from slosched.policy import (
     FCFS,
     POLICIES,
     SJF,
+    VLLMV0,
     VLLMV1,
     Door,
     Floors,
     Goodput,
+    JITServe,
     Sarathi,
     SGLang,
     SLOAware,
@@ -43,6 +45,8 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
         SLOAware, early_reject=EarlyReject.OFF, expire_begun=False, margin=0.25
     ),
     "goodput, floor": lambda: FloorOfOdd(Goodput(), tiers="odd=0.3"),
+    "jitserve, floor": lambda: FloorOfOdd(JITServe(), tiers="odd=0.9"),
+    "vllm_v0, floor": lambda: FloorOfOdd(VLLMV0(), tiers="odd=0.6", turn_tokens=5),
     "vllm_v1, floor": lambda: FloorOfOdd(VLLMV1(), tiers="odd=0.6", turn_tokens=12),
     "sglang, floor, door": lambda: Door(FloorOfOdd(SGLang(), tiers="odd=0.2")),
     "portfolio, changes over": partial(changing_over, "goodput", "vllm_v0", "slidebatching"),
@@ -80,6 +84,8 @@ _PROMPTS_OR_DECODES = "a step holds either prompts or decodes"
 _TURN = "in the turn of a class no prompt of another starts"
 LEAVES_ROOM: dict[str, str] = {
     "goodput, floor": _TURN,
+    "jitserve, floor": _TURN,
+    "vllm_v0, floor": _TURN,
     "vllm_v1, floor": _TURN,
     "sglang, floor, door": _TURN,
     "vllm_v0": _PROMPTS_OR_DECODES,

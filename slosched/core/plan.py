@@ -79,6 +79,9 @@ class SchedulerView:
     num_finishing: int = 0
     """Requests that are not shown because their last token is on its way.  They still hold KV
     blocks."""
+    follows_another: bool = False
+    """Whether another policy has planned a step since this one planned its last.  Then the time
+    since is not that of one step, and requests may run that this policy did not begin."""
 
     @property
     def model(self) -> LatencyModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from slosched.core import (
@@ -69,6 +69,8 @@ class Floors(Wrapper):
         self._owed_s = dict.fromkeys(self._share, 0.0)
         self._beside: DecodeGroup | None = None
         """The decodes that the step being planned serves as a group."""
+        self._was_turn = False
+        """Whether the last step was the turn of a class, which the inner policy has not seen."""
 
     def classes_of(self, request: Request) -> tuple[str, ...]:
         """Return the classes with a floor that a request belongs to."""
@@ -91,11 +93,14 @@ class Floors(Wrapper):
             if output is not None:
                 self._beside = None
                 self._book(view, output, owner)
+                self._was_turn = True
                 return output
-        return super().schedule(view)
+        return super().schedule(self._for_inner(view))
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        return None if self._owner() is not None else super().schedule_beside(decodes, view)
+        if self._owner() is not None:
+            return None
+        return super().schedule_beside(decodes, self._for_inner(view))
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """Return the time of the inner policy, once a step has cleared all debts and advances."""
@@ -112,7 +117,12 @@ class Floors(Wrapper):
         return Gate(view.waiting, {})
 
     def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:
+        self._was_turn = False
         self._book(view, output, None)
+
+    def _for_inner(self, view: SchedulerView) -> SchedulerView:
+        """Return the view for the inner policy, which says whether a turn was before this step."""
+        return replace(view, follows_another=True) if self._was_turn else view
 
     def _owner(self) -> str | None:
         """Return the class that is owed most; None if none is owed anything."""

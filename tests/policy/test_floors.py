@@ -14,7 +14,7 @@ from views import R, flat_model, view_of
 from slosched.core import SLO, Limits, Request, SchedulerView
 from slosched.metrics import RequestRecord
 from slosched.perfmodel import load_model
-from slosched.policy import FCFS, POLICIES, Floors
+from slosched.policy import FCFS, POLICIES, Floors, Goodput
 from slosched.policy.kit.turn import plan_turn
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -90,6 +90,19 @@ def test_in_overload_a_floor_serves_a_class_that_would_wait(overload: Trace) -> 
 
 def test_a_class_that_is_not_there_changes_nothing(overload: Trace) -> None:
     assert play("goodput+floors:tiers=absent=0.5", overload) == play("goodput", overload)
+
+
+def test_the_inner_policy_does_not_take_turns_for_its_own_slow_steps(overload: Trace) -> None:
+    """The model is right, so there is nothing to correct in what it predicts."""
+    inner = Goodput()
+    simulate(
+        overload,
+        Floors(inner, tiers="batch=0.3"),
+        load_model("h100/llama-3.1-8b"),
+        SimulationConfig(num_blocks=30_000),
+    )
+    assert inner._drift._num_steps > 30
+    assert inner._drift._error == pytest.approx(0.0, abs=1e-6)
 
 
 def tiered(view: SchedulerView, *mine: str) -> SchedulerView:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from factories import make_model
 from views import R, begun, decode, prompt, view_of
@@ -121,6 +123,23 @@ def test_the_prefill_rate_is_learnt() -> None:
     policy.reset()
     policy.schedule(view_of([prompt("first", 1000, 60_000)], model=A100()))
     assert next(iter(policy.schedule(now).num_scheduled_tokens)) == "a"
+
+
+def test_the_prefill_rate_is_not_that_of_another_policys_steps() -> None:
+    """Turns of a class stand between 1,000 steps of 2,552 tokens, so that they come every 10 s.
+
+    At 8,500 tokens a second, 17,000 take 2 s; at 255 a second they take 67 s.
+    """
+    policy = QoServe(alpha_s_per_token=0.0)
+    for i in range(1000):
+        long = view_of([R("long", 20_000, due_s=1e6)], model=A100(), now_s=10.0 * i)
+        policy.schedule(replace(long, follows_another=True))
+    requests = [
+        R(name, 17_000, due_s=10_000 + slack_s) for name, slack_s in (("a", 2.01), ("b", 300))
+    ]
+    view = view_of(requests, model=A100(), now_s=10_000.0)
+    plan = policy.schedule(replace(view, follows_another=True))
+    assert next(iter(plan.num_scheduled_tokens)) == "a"
 
 
 def test_the_prefill_rate_is_not_that_of_a_device_without_work() -> None:

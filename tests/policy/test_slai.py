@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from views import begun, decode, prompt, view_of
 
@@ -53,6 +55,16 @@ def test_a_gap_without_work_is_no_step() -> None:
     policy.schedule(view_of([prompt("new", 10, 2000)], model=None, now_s=1.0))
     requests = (decode("waits", 100, 1020 + 110), prompt("p", 600, 2000))
     output = policy.schedule(view_of(requests, model=None, now_s=1.02))
+    assert "waits" not in output.num_scheduled_tokens
+
+
+def test_the_time_of_another_policys_step_is_no_step() -> None:
+    """The turn of a class takes 90 ms; the mean stays 20 ms."""
+    policy = after_steps(20, 20)
+    policy.schedule(view_of([decode("before", 10, 1000)], model=None))
+    requests = (decode("waits", 100, 110 + 110), prompt("p", 600, 2000))
+    view = view_of(requests, model=None, now_s=0.11)
+    output = policy.schedule(replace(view, follows_another=True))
     assert "waits" not in output.num_scheduled_tokens
 
 

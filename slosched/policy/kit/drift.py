@@ -83,7 +83,7 @@ class Drift:
         if self._step is not None:
             begin_s, predicted_s = self._step
             self._step = None
-            if is_busy and view.now_s > begin_s:
+            if is_busy and view.now_s > begin_s and not view.follows_another:
                 self._learn(math.log((view.now_s - begin_s) / predicted_s))
         return self.seen(view)
 

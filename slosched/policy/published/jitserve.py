@@ -112,12 +112,14 @@ class JITServe(PlansBesideDecodes):
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan the rest within a frame, in which every decode runs.
 
-        Return None at the start of a frame, or if a running prompt has emitted tokens before.
+        Return None at the start of a frame, if a running prompt has emitted tokens before, or if a
+        decode may have no density since another policy began it.
         """
         model = view.latency_model
         batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
         if (
             model is None
+            or view.follows_another
             or batch.num_free_tokens < 0
             or self._num_steps % self.frame_steps == 0
             or any(r.num_output_tokens for r in view.running)

@@ -78,7 +78,7 @@ class QoServe(StallFree, ForeseesDecodes):
         had_work = bool(view.running or view.swapped or beside) or any(
             request.arrival_s <= self._last_step_s for request in view.waiting
         )
-        self._observe(view.now_s, had_work=had_work)
+        self._observe(view.now_s, is_timed=had_work and not view.follows_another)
         return super().new_batch(view, beside)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
@@ -87,12 +87,12 @@ class QoServe(StallFree, ForeseesDecodes):
             return -math.inf
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
-    def _observe(self, now_s: float, *, had_work: bool) -> None:
+    def _observe(self, now_s: float, *, is_timed: bool) -> None:
         """Update the prefill rate from the last step, which has ended, if it computed prefills.
 
-        Without `had_work` nothing was left to do after that step, and the device has been idle.
+        Unless it `is_timed`, the device has been idle since, or has run steps of another policy.
         """
-        if self._last_prefill_tokens and had_work and now_s > self._last_step_s:
+        if self._last_prefill_tokens and is_timed and now_s > self._last_step_s:
             seen = self._last_prefill_tokens / (now_s - self._last_step_s)
             self._rate_tokens_per_s += (1 - _RATE_MEMORY) * (seen - self._rate_tokens_per_s)
         self._last_prefill_tokens = 0

@@ -84,7 +84,7 @@ class SLAI(PlansBesideDecodes):
         self._last_step_s: float | None = None
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        self._observe(view.now_s, has_work=bool(view.running or view.swapped))
+        self._observe(view, has_work=bool(view.running or view.swapped))
         batch = BatchBuilder(view, token_budget=self.token_budget)
         view = drop_late(batch, view, self.drop)
         running, begun = split_running(view.running)
@@ -104,16 +104,16 @@ class SLAI(PlansBesideDecodes):
         """Plan nothing else if there are only decodes: critical or not, all of them run."""
         if not are_alone(decodes, view, self.token_budget):
             return None
-        self._observe(view.now_s, has_work=True)
+        self._observe(view, has_work=True)
         return SchedulerOutput()
 
-    def _observe(self, now_s: float, *, has_work: bool) -> None:
+    def _observe(self, view: SchedulerView, *, has_work: bool) -> None:
         """Update the mean step: the time since the last decision is one if work was left then."""
-        if self._last_step_s is not None and has_work:
+        if self._last_step_s is not None and has_work and not view.follows_another:
             self._num_steps += 1
-            step_s = now_s - self._last_step_s
+            step_s = view.now_s - self._last_step_s
             self._mean_step_s += (step_s - self._mean_step_s) / self._num_steps
-        self._last_step_s = now_s
+        self._last_step_s = view.now_s
 
     def _offset_steps(self, view: SchedulerView) -> float:
         num_held = view.kv.num_blocks - view.kv.num_free_blocks

@@ -227,7 +227,7 @@ class VLLMV0(PlansBesideDecodes):
         step.schedule_prefills(
             enable_chunking=self.enable_chunked_prefill,
             prompt_limit=self._prompt_limit(view),
-            may_go_on=lambda step: self._delay.has_passed(view.now_s, step),
+            may_go_on=lambda step: self._delay.has_passed(view, step),
         )
         self._delay.was_prompt = bool(step.prefills)
 
@@ -248,8 +248,9 @@ class _PromptDelay:
         """The time of the last call, in this step or the one before."""
         self.was_prompt = False
 
-    def has_passed(self, now_s: float, step: Step) -> bool:
-        if self.was_prompt:
+    def has_passed(self, view: SchedulerView, step: Step) -> bool:
+        now_s = view.now_s
+        if self.was_prompt and not view.follows_another:
             self._last_prompt_latency_s = now_s - self._before_s
         self._before_s, self.was_prompt = now_s, False
         if not self._factor or not step.waiting or not step.running:
