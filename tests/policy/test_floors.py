@@ -157,6 +157,17 @@ def test_a_turn_takes_no_blocks_that_a_begun_prompt_of_others_needs() -> None:
     assert (output.preempted, output.num_scheduled_tokens) == (("begun",), {"mine": 64})
 
 
+def test_who_leaves_no_watermark_has_its_turn_alone() -> None:
+    """90 blocks and a watermark of 20 are more than there are; alone it goes below that."""
+    limits = Limits(max_num_batched_tokens=64, num_watermark_blocks=20)
+    requests = [R("other", 5, 1.0, out=1), R("young", 5, 1.0, out=1), R("mine", 90, 9)]
+    view = view_of(requests, num_blocks=100, limits=limits)
+    output = plan_turn(tiered(view, "mine"), is_batch, 0.5, 2048)
+    assert output is not None
+    assert output.preempted == ("young", "other")
+    assert output.num_scheduled_tokens == {"mine": 62}
+
+
 def test_without_work_there_is_no_turn() -> None:
     assert plan_turn(tiered(view_of([R("a", 50, 1.0)])), is_batch, 0.5, 2048) is None
 

@@ -105,7 +105,7 @@ class _Turn:
         if self._num_tokens >= self._wanted or not self._others:
             return 0
         missing = batch.blocks_missing(request, request.num_uncomputed_tokens)
-        missing += batch.blocks_kept_free(request)
+        missing += self._kept_free(request, missing)
         # The blocks that a swapped request needs back must not use up the copies of the step.
         mode = PreemptionMode.RECOMPUTE if request.status is RequestStatus.SWAPPED else None
         if not self._free_blocks(missing + reserved, mode, promised):
@@ -114,6 +114,17 @@ class _Turn:
             batch.preempt(self._others.pop(), mode)
         reserved += batch.blocks_promised(self._others)
         return batch.admit(request, most, reserved_blocks=reserved)
+
+    def _kept_free(self, request: Request, num_missing: int) -> int:
+        """Return the blocks to free for a request beside its own, as it leaves some free.
+
+        If it finds room for both only alone, that is what all others hold: alone it leaves none.
+        """
+        kept_free = self._batch.blocks_kept_free(request)
+        if self._mine or self._num_tokens:
+            return kept_free
+        most_free = self._batch.num_free_blocks + sum(map(self._num_held, self._others))
+        return max(0, min(kept_free, most_free - num_missing))
 
     def _free_blocks(
         self, num_blocks: int, mode: PreemptionMode | None = None, promised: int = 0
