@@ -164,6 +164,16 @@ class FailsOnce(FCFS):
         return super().schedule(view)
 
 
+@pytest.mark.parametrize("took_s", [0.08, 0.15])
+def test_who_is_judged_in_a_step_has_waited_until_now_whatever_was_predicted(took_s: float) -> None:
+    """A step of 1,900 tokens is to take 100 ms; a prompt that comes in it takes 10 ms after it."""
+    door = Door(FCFS())
+    door.schedule(view_of([R("long", 1900, due_s=10.0)]))
+    new = R("new", 100, due_s=10.0, arrival_s=0.06)
+    door.schedule(view_of([R("long", 1901, due_s=10.0, out=1), new], now_s=took_s))
+    assert door.expected_ttft_s("new") == pytest.approx(took_s - 0.06 + 0.010, abs=0.002)
+
+
 def test_a_request_that_began_when_the_inner_policy_raised_is_not_refused_later() -> None:
     """An engine that then plans the step by itself, as vLLM, may have begun it."""
     never, another = arrived("never", ttft_s=0.004), arrived("another", ttft_s=0.004)

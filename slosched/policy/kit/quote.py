@@ -247,6 +247,10 @@ class Quoter:
             0.0,
         )
 
+    def note_free(self, now_s: float) -> None:
+        """Note that the device is free for a step at `now_s`, whatever was predicted before."""
+        self._busy_until_s = now_s
+
     def look(self) -> None:
         """Learn from first tokens and ends since the last call."""
         waiting: list[Expected] = []
