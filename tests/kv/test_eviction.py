@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slosched.core import SLO, RequestStatus, ScheduledChunk
-from slosched.kv import Eviction, HashIndex, Known, KVCache, PrefixCaching, RankedIndex
+from slosched.kv import Eviction, HashIndex, Known, KVCache, PrefixCaching, PrefixHost, RankedIndex
 from slosched.kv.eviction.life_table import LifeTable
 from slosched.kv.eviction.lines import Line, Lines
 from slosched.kv.eviction.order import EvictionOrder, Rank
@@ -100,14 +100,29 @@ def serve(kv: KVCache, tokens: Sequence[int], name: str, at_s: float, lasts_s: f
     request.arrival_s = at_s
     kv.prefixes.watch(request)
     found = dict(kv.prefixes.refresh())[name]
-    kv.prefixes.start(name)
+    kv.prefixes.start_all([name])
     chunk = ScheduledChunk(request, len(tokens) - found, found, True, kv.grow(name, len(tokens)))
     kv.prefixes.note_planned([chunk])
+    kv.prefixes.take_copies()
     kv.prefixes.note_computed([chunk])
     request.status, request.end_s = RequestStatus.FINISHED, at_s + lasts_s
     kv.forget(name)
     kv.check()
     return found // kv.block_size
+
+
+def test_what_is_loaded_from_the_host_is_known_to_be_waited_for() -> None:
+    """The one that waits for three blocks on the host comes after one that loads two of them."""
+    index = RankedIndex(Recency())
+    kv = KVCache(6, 4, 0, index, PrefixHost(20))
+    prefix = [1] * 12
+    assert serve(kv, [*prefix, 9], "first", 0.0) == 0
+    assert serve(kv, [7] * 21, "evicts all of it", 1.0) == 0
+    waits = make("waits", (*prefix, 8), 13)
+    kv.prefixes.watch(waits)
+    assert dict(kv.prefixes.refresh()) == {"waits": 12}
+    assert serve(kv, [*prefix[:8], 5], "loads", 3.0) == 2
+    assert [line.users.keys() for line in index._lines.all() if line.stop == 2] == [{"waits"}]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=30))

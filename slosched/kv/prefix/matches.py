@@ -98,6 +98,15 @@ class Matches:
         for key in [key for key in keys if key in concerned]:
             self._woken += map(self._close, list(concerned.get(key, ())))
 
+    def through(self, key: Key, place: int) -> list[str]:
+        """Return the requests that have this key at `place` and match it.  O(groups)."""
+        return [
+            request_id
+            for group in self._groups.values()
+            if place < group.num_blocks and group.keys[place] == key
+            for request_id in group.members
+        ]
+
     def refresh(self) -> list[tuple[str, int]]:
         """Match the requests again that a change concerns; return them with their cached blocks."""
         refreshed: list[tuple[str, int]] = []
