@@ -164,7 +164,9 @@ class SourceOptions:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_profile(composed, out)
         said = composed.provenance
-        console.print(f"wrote {len(composed.measurements)} composed measurements to {out}")
+        console.print(
+            f"wrote {len(composed.measurements)} composed measurements to {out}", markup=False
+        )
         console.print(f"{said['engine']}; range: {said['range']}")
         console.print(f"sampling: {said.get('sampling', _NO_SAMPLING)}")
         console.print(f"not in them: {said['not_in_it']}")

@@ -79,7 +79,7 @@ def progress_bar() -> Progress:
     """Return a progress bar that counts work and estimates the time that is left."""
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -91,7 +91,7 @@ def progress_bar() -> Progress:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table whose first column is a name and whose other columns are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold")
+    made = Table(title=escape(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         is_name = i == 0
         made.add_column(

@@ -133,6 +133,6 @@ def measure_live(
     provenance |= {"deadline rule": rule, "stopped early": search.why_stopped or "no"}
     leave_results(out, title, study, measured, plan.targets, {}, trials, provenance)
     trials.to_csv(out / "trials.csv", index=False)
-    console.print(f"wrote {out}/report.html, its figures, curves.csv, and trials.csv")
+    console.print(f"wrote {out}/report.html, its figures, curves.csv, and trials.csv", markup=False)
     if search.why_stopped:
         raise typer.Exit(130 if search.why_stopped == BY_CTRL_C else 1)

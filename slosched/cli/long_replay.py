@@ -86,7 +86,7 @@ def replay_long(
         out.mkdir(parents=True, exist_ok=True)
         columns = {"num_prompt_tokens": trace.num_prompt_tokens, **asdict(rows)}
         np.savez_compressed(out / "requests.npz", allow_pickle=False, **columns)
-        console.print(f"wrote {out}/requests.npz: numpy.load reads its columns")
+        console.print(f"wrote {out}/requests.npz: numpy.load reads its columns", markup=False)
 
 
 def open_long(

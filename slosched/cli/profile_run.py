@@ -62,7 +62,8 @@ def run_profile(local: Measured, limits: Limits, out: Path, run: ProfileRun) -> 
     }
     known = [] if run.overwrite else _continued(out, provenance)
     if known:
-        console.print(f"{out} holds {len(known)} rows of this plan: going on (--overwrite: anew)")
+        said = f"{out} holds {len(known)} rows of this plan: going on (--overwrite: anew)"
+        console.print(said, markup=False)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_profile(Profile((), provenance), out)

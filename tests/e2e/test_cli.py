@@ -73,6 +73,12 @@ class LIFO(Policy):
 '''
 
 
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.97,10,5
+2023-11-16 18:17:04.97,10,5
+"""
+
+
 def is_png(path: Path) -> bool:
     return path.read_bytes().startswith(PNG)
 
@@ -274,6 +280,17 @@ def test_a_replay_is_traced_where_it_is_asked_to(cli: Cli) -> None:
     assert trace["otherData"]["policy"] == "fcfs"
     finished = [e for e in trace["traceEvents"] if e.get("args", {}).get("outcome") == "good"]
     assert len(finished) == 5
+
+
+def test_names_with_brackets_are_told_as_they_are(cli: Cli) -> None:
+    assert "wrote t[dev].csv" in cli("trace", "make", "poisson", "-n", "5", "-o", "t[dev].csv").out
+    Path("t[dev].csv").write_text(AZURE)
+    words = "--trace", "t[dev].csv", "-p", "fcfs", "--no-figures", "-o", "runs[/a]"
+    replayed, compared = (cli(command, *words) for command in ("replay", "compare"))
+    assert replayed.status == compared.status == 0, replayed.err + compared.err
+    assert "2 requests of t[dev]" in replayed.out
+    assert "wrote runs[/a]/records.jsonl" in replayed.out
+    assert "wrote runs[/a]/report.html" in compared.out
 
 
 def test_the_same_seed_replays_the_same(cli: Cli) -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import pytest
 from live_server import MODEL, live
 
+from slosched.cli.commands.replay import replay_live
 from slosched.core import NO_SLO, SLO, EndReason, Limits, OnInfeasible, RequestStatus
 from slosched.metrics import RequestRecord
 from slosched.policy import FCFS
@@ -271,6 +272,15 @@ def test_other_servers_and_broken_streams(
     [record] = report.records
     assert (record.status, record.num_output_tokens) == (status, num_tokens)
     assert [error in message for message in report.errors] == ([True] if error else [])
+
+
+def test_an_error_with_brackets_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Trace.of([TraceRequest("a", 0.0, 5, 2)], "one")
+    answer = FIRST_TOKEN + b'data: {"error": {"code": "no [type=int] in [/v1]"}}\n\n'
+    with scripted_server(answer) as url:
+        [record] = replay_live(trace, url, seed=0)
+    assert record.num_output_tokens == 1
+    assert "no [type=int] in [/v1]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

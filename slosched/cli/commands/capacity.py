@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, what
@@ -203,10 +204,12 @@ def capacity(
         provenance = {"trace": windows[0].name, **windows[0].provenance, **facts, **settings}
         provenance |= {f"tuned {one.base}": str(one) for one in found}
         for one in found:
-            console.print(f"[yellow]note:[/] tuned: {one}")
+            console.print(f"[yellow]note:[/] tuned: {escape(str(one))}")
         replays = store.frame()
         leave_results(out, title, study, sweep.measured, plan.targets, bounds, replays, provenance)
-    console.print(f"wrote {out}/report.html, its figures, curves.csv, and all replays")
+    console.print(
+        f"wrote {out}/report.html, its figures, curves.csv, and all replays", markup=False
+    )
     if not finished:
         raise typer.Exit(130)
     if any(measured.error for measured in sweep.measured.values()):

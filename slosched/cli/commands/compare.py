@@ -147,7 +147,7 @@ def compare(
     heading = "Policies compared"
     leave_report(out, heading, text, outcomes, rule, provenance, shares, draws=figures)
     drawn = ", and its figures as PNG and SVG" if figures else ""
-    console.print(f"wrote {out}/report.html{drawn}")
+    console.print(f"wrote {out}/report.html{drawn}", markup=False)
     if not simulated.is_whole:
         raise typer.Exit(130 if simulated.stopped else 1)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console
@@ -111,7 +112,7 @@ def _heading(text: str) -> None:
 
 def _run(command: str) -> None:
     """Run one slosched command as a user would, with its output on this terminal."""
-    console.print(f"[bold green]$[/] slosched {command}", soft_wrap=True)
+    console.print(f"[bold green]$[/] slosched {escape(command)}", soft_wrap=True)
     process = subprocess.run([sys.executable, "-m", "slosched", *shlex.split(command)], check=False)
     if process.returncode:
         raise DemoError(f"`slosched {command}` failed with exit status {process.returncode}")

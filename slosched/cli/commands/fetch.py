@@ -79,11 +79,11 @@ def fetch(
             name, target, url=url, sha256=sha256, anew=anew, on_progress=on_progress
         )
     console.print(f"{name}: {trace.what}\nfrom {trace.source}, {trace.licence}")
-    console.print(url or trace.url, soft_wrap=True)
+    console.print(url or trace.url, soft_wrap=True, markup=False)
     verdict = "as you asked for" if sha256 else f"as known from {trace.checked}"
     console.print(f"sha256 {fetched.sha256} ({verdict})", soft_wrap=True)
     was = "was there already: " if fetched.was_there else "wrote "
-    console.print(f"{was}{fetched.path}", soft_wrap=True)
+    console.print(f"{was}{fetched.path}", soft_wrap=True, markup=False)
 
 
 def _list() -> None:

@@ -111,8 +111,8 @@ def fit(
 
         plot.parent.mkdir(parents=True, exist_ok=True)
         save_figure(plot_fit(report), plot, dpi=150)
-        console.print(f"wrote {plot}")
-    console.print(f"wrote {out}")
+        console.print(f"wrote {plot}", markup=False)
+    console.print(f"wrote {out}", markup=False)
 
 
 def _considered(profile: Profile, report: FitReport, seed: int) -> Mapping[str, ErrorReport | str]:

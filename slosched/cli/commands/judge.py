@@ -150,7 +150,7 @@ def judge(
         from slosched.cli.judge_report import write
 
         write(found, out)
-        console.print(f"wrote {out}")
+        console.print(f"wrote {out}", markup=False)
     if is_stopped:
         raise typer.Exit(130)
 

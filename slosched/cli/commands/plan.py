@@ -155,7 +155,8 @@ def plan(
             "seed": seed,
         }
         report.leave(out, facts)
-        console.print(f"wrote {out}/report.html, its figure, plan.json, and fleets.csv")
+        said = f"wrote {out}/report.html, its figure, plan.json, and fleets.csv"
+        console.print(said, markup=False)
     if as_json:
         typer.echo(json.dumps(report.document(), indent=2))
 

@@ -105,10 +105,10 @@ def profile(
         check_vllm(context, force=True)
         theirs = open_vllm(context, model, name, limits.limits(), kv, rest)
         measured = run_profile(theirs, limits.limits(), out, run)
-        console.print(f"wrote {out}: {summary(measured, theirs.block_bytes)}")
+        console.print(f"wrote {out}: {summary(measured, theirs.block_bytes)}", markup=False)
         return
     local = open_local(replace(model, model=name), kv, limits.limits(), seed)
     measured = run_profile(local, limits.limits(), out, run)
-    console.print(f"wrote {out}: {summary(measured, local.block_bytes)}")
+    console.print(f"wrote {out}: {summary(measured, local.block_bytes)}", markup=False)
     if server:
         profile_server(local, out)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli.console import console, progress_bar
 from slosched.cli.options import server_url
@@ -39,7 +40,7 @@ def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None
         except KeyboardInterrupt:
             progress.update(task, description=f"{_described(recording)}; stopped by Ctrl-C")
     if recording.ended is not None:
-        console.print(f"[yellow]note:[/] the server ended the recording: {recording.ended}")
+        console.print(f"[yellow]note:[/] the server ended the recording: {escape(recording.ended)}")
     if recording.num_missing:
         console.print(
             f"[yellow]note:[/] {recording.num_missing} steps are missing: the server ran "
@@ -52,7 +53,8 @@ def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None
         )
     append_server_time(recording.server_time, out)
     console.print(
-        f"wrote {_described(recording)} to {out}; the server adds {recording.server_time}"
+        f"wrote {_described(recording)} to {out}; the server adds {recording.server_time}",
+        markup=False,
     )
 
 

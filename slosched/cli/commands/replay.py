@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
@@ -157,7 +158,7 @@ def replay(
     if perfetto is not None:
         with console.status(f"tracing {len(outcome.steps)} steps"):
             write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
-        console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev")
+        console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev", markup=False)
     if not is_whole:
         raise typer.Exit(130)
 
@@ -207,11 +208,12 @@ def _leave(
     wrote += ", and its figures as PNG and SVG" if draws else ""
     if outcome.evaluations is not None:
         write_evaluations(out, outcome.evaluations)
-        console.print(f"why the portfolio chose what it chose: slosched explain {out}")
+        said = f"why the portfolio chose what it chose: slosched explain {out}"
+        console.print(said, markup=False)
     if len(outcome.steps) + len(outcome.records) <= _MAX_TRACED:
         write_perfetto(trace, outcome.records, outcome.steps, rule, provenance)
         wrote += ", and trace.perfetto.json.gz for https://ui.perfetto.dev"
-    console.print(f"wrote {out}/{wrote}")
+    console.print(f"wrote {out}/{wrote}", markup=False)
 
 
 class ReplayStopped(KeyboardInterrupt):
@@ -272,5 +274,5 @@ def replay_live(
             f"{report.max_lateness_s * 1e3:.0f} ms; their times count from when they were due"
         )
     for description, count in report.errors.items():
-        console.print(f"[yellow]note:[/] {count} x {description}")
+        console.print(f"[yellow]note:[/] {count} x {escape(description)}")
     return report.records

@@ -81,7 +81,7 @@ def make(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, out)
     print_summary(trace)
-    console.print(f"wrote {out}")
+    console.print(f"wrote {out}", markup=False)
 
 
 def print_summary(trace: Trace) -> None:

@@ -116,8 +116,9 @@ def tune(
         console.print(said)
     for note in notes(study, {}, (target,)):
         console.print(f"[yellow]note:[/] {escape(note)}")
-    console.print(f"best: {found}")
-    console.print(f"wrote {out}/tuned.json, for `--tuned` of `slosched capacity` and `compare`")
+    console.print(f"best: {found}", markup=False)
+    said = f"wrote {out}/tuned.json, for `--tuned` of `slosched capacity` and `compare`"
+    console.print(said, markup=False)
 
 
 def _grid(texts: list[str] | tuple[()]) -> dict[str, list[str]]:

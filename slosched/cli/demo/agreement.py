@@ -68,7 +68,7 @@ def compare_with_simulator(
     _print_agreement(agreement)
     agreement.to_csv(files.agreement, index=False, float_format="%.4f")
     _report(files, trace, live, simulated, told, replicas[BASELINE])
-    console.print(f"wrote {files.report}")
+    console.print(f"wrote {files.report}", markup=False)
 
 
 def _attainments(trace: Trace, spec: str, replica: Replica) -> list[float]:

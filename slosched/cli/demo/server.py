@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.markup import escape
+
 from slosched.cli.console import console
 from slosched.cli.demo.setup import (
     HOST_KV_TOKENS,
@@ -40,7 +42,7 @@ def running_server(
         f" --max-num-seqs {LIMITS.max_num_seqs} --kv-tokens {KV_TOKENS}"
         f" --host-kv-tokens {HOST_KV_TOKENS} --deadline-rule {RULE} --port {port}"
     )
-    console.print(f"[bold green]$[/] slosched {command} &")
+    console.print(f"[bold green]$[/] slosched {escape(command)} &")
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as file:
         process = subprocess.Popen(
