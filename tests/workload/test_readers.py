@@ -262,6 +262,16 @@ def test_a_header_of_jsonl_that_is_wrong(tmp_path, text, says):
         read_trace(path)
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_a_trace_of_another_version_is_refused(tmp_path, name):
+    path = tmp_path / name
+    write_trace(Trace.of([TraceRequest("a", 0.0, 1, 2)], "one"), path)
+    newer = path.read_text().replace("slosched-trace 1", "slosched-trace 2")
+    path.write_text(newer.replace('"slosched_trace": 1', '"slosched_trace": 2'))
+    with pytest.raises(TraceError, match="is of version 2 of slosched's traces"):
+        read_trace(path)
+
+
 @pytest.mark.parametrize(
     ("file", "n", "rate", "iat_cv", "idc_1s", "idc_60s", "prompt_mean", "output_p90"),
     [

@@ -42,7 +42,8 @@ MARKS = {
 values of requests without them."""
 _MORE = (*_SHARING_COLUMNS, *MARKS)
 _VERSION = 1
-_MAGIC = f"# slosched-trace {_VERSION}"
+_MAGIC_KEY = "slosched-trace"
+_MAGIC = f"# {_MAGIC_KEY} {_VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +197,19 @@ def _promise_s(row: Row, column: str) -> float | None:
 
 
 def own_header(path: Path, top: Sequence[str]) -> Header:
-    """Read the header from the lines above the rows; the name defaults to the file's."""
+    """Read the header from the lines above the rows; the name defaults to the file's.
+
+    Raises TraceError for a header that is wrong, or of another version.
+    """
     found: dict[str, object] = {"name": path.stem, "provenance": {}, "prefix_block_tokens": None}
     is_json = bool(top) and top[-1].lstrip().startswith("{")
     found |= _json_header(top[-1]) if is_json else _comment_header(path, top)
+    version = found.get(HEADER_KEY, _VERSION)
+    if version not in (_VERSION, str(_VERSION)):
+        raise TraceError(
+            f"{path} is of version {version} of slosched's traces, but this slosched reads version "
+            f"{_VERSION}: read it with the slosched that wrote it, or a newer one"
+        )
     name, provenance = found["name"], found["provenance"]
     block = found["prefix_block_tokens"]
     if not isinstance(name, str) or not isinstance(provenance, dict):
@@ -223,6 +233,8 @@ def _json_header(line: str) -> Mapping[str, object]:
 def _comment_header(path: Path, top: Sequence[str]) -> Mapping[str, object]:
     found: dict[str, object] = {}
     for line in top:
+        if line.startswith(f"# {_MAGIC_KEY} "):
+            found[HEADER_KEY] = line.rpartition(" ")[2]
         key, _, value = line.removeprefix("# ").partition(": ")
         if key in ("name", "provenance", "prefix_block_tokens"):
             try:
