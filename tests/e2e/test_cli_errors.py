@@ -81,6 +81,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make poisson -n 99999999999999999999 -o out": ("--num-requests", "1000000000"),
     "trace make poisson --rate 0 -o out": ("rate", "0.0"),
     "trace make poisson --rate nan -o out": ("rate", "nan"),
+    "trace make one.csv --slo-ttft 1s -o ./one.csv": ("--out one.csv is the trace itself",),
     "trace make one.csv --rate 3 -o out": ("no rate to change", "1 request"),
     "trace make one.csv --thin-to 3 -o out": ("no rate to change", "1 request"),
     "trace make one.csv --poisson -o out": ("no rate to change", "1 request"),
