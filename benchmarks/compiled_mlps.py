@@ -8,6 +8,7 @@ timed apart.  The tokens have to be equal.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -76,4 +77,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()  # for --help
     main()

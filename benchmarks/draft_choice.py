@@ -5,6 +5,7 @@ Simulated: Llama-3.1-8B on an H100 as AIConfigurator composes it, without noise.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import dataclass, replace
 
@@ -83,6 +84,7 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()  # for --help
     chosen()
     say("\n| acceptance | requests/s | no drafts | 4 drafts | as many as pay |")
     say("|---|---|---|---|---|")

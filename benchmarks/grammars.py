@@ -7,6 +7,7 @@ python benchmarks/grammars.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import time
@@ -91,4 +92,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()  # for --help
     main()

@@ -8,6 +8,7 @@ definition.  vLLM's build for CPUs has a kernel, too, which joins in where it is
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -176,4 +177,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()  # for --help
     main()

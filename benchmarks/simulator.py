@@ -144,7 +144,7 @@ def main(
     policy: Annotated[list[str] | None, typer.Option(help="Once for each.")] = None,
     num_requests: Annotated[int, typer.Option("--num-requests", "-n", min=2)] = 3000,
     mean_batch: Annotated[
-        list[float] | None, typer.Option(help="Play so fast that batches have this size.")
+        list[float] | None, typer.Option(min=1, help="Play so fast that batches have this size.")
     ] = None,
     rate_factor: Annotated[
         float | None, typer.Option(min=1e-3, help="Times the trace's rate, instead.")

@@ -6,6 +6,7 @@ the processor's, so that other programs on the machine count little.  The tokens
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -73,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()  # for --help
     main()

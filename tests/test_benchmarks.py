@@ -20,6 +20,21 @@ def complaint(script: str, *arguments: str) -> str:
     return " ".join(done.stderr.replace("│", " ").split())  # without the box around it
 
 
+def test_every_benchmark_is_in_the_list() -> None:
+    listed = (ROOT / "benchmarks" / "README.md").read_text()
+    scripts = (ROOT / "benchmarks").glob("*.py")
+    missing = [p.name for p in scripts if "__main__" in p.read_text() and p.name not in listed]
+    assert not missing
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "name", ["compiled_mlps", "draft_choice", "grammars", "paged_kernel", "speculation"]
+)
+def test_a_benchmark_without_options_refuses_them(name: str) -> None:
+    assert "unrecognized arguments: --turns 1" in complaint(f"benchmarks.{name}", "--turns", "1")
+
+
 @pytest.mark.e2e
 def test_the_gateway_needs_a_request_for_each_client() -> None:
     said = complaint("benchmarks.gateway", "-n", "20", "--clients", "32")
