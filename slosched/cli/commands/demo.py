@@ -28,6 +28,7 @@ from slosched.cli.demo.setup import (
     TARGET,
     DemoError,
     Files,
+    quoted,
 )
 from slosched.cli.live_steps import LiveSteps
 from slosched.perfmodel import load_model, save_model
@@ -63,13 +64,15 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     _heading("1. Profile: how long do real batches take here?")
     _run(
-        f"profile --model {model} --threads {threads} --time-limit {profile_time:g}s --batches 60"
+        f"profile --model {quoted(model)} --threads {threads}"
+        f" --time-limit {profile_time:g}s --batches 60"
         f" --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
         f" --max-num-seqs {LIMITS.max_num_seqs} --max-context-tokens {MAX_CONTEXT_TOKENS}"
-        f" --kv-tokens {KV_TOKENS} --seed {seed} --overwrite -o {demo_files.profile}"
+        f" --kv-tokens {KV_TOKENS} --seed {seed} --overwrite -o {quoted(demo_files.profile)}"
     )
     _heading("2. Fit the latency model")
-    _run(f"fit {demo_files.profile} -o {demo_files.model} --plot {demo_files.fit_plot}")
+    profile, fitted, plot = map(quoted, (demo_files.profile, demo_files.model, demo_files.fit_plot))
+    _run(f"fit {profile} -o {fitted} --plot {plot}")
     _heading(f"3. Serve it under {BASELINE}, and choose what to ask of it")
     with running_server(BASELINE, demo_files.model, model, threads, demo_files) as url:
         now = as_fast_as_now(load_model(demo_files.model), url, seed)
@@ -94,15 +97,15 @@ def _make_trace(load: Load, num_requests: int, seed: int, files: Files) -> None:
     )
     _run(
         f"trace make azure_conv -n {num_requests} --rate {load.rate:.3g} --seed {seed}"
-        f" --length-scale {LENGTH_SCALE} --slo-ttft {load.slo.ttft_s:.2g}"
-        f" --slo-tpot {load.slo.tpot_s:.2g} -o {files.trace}"
+        f" --length-scale {LENGTH_SCALE} --slo-ttft {load.slo.ttft_s:.2g}s"
+        f" --slo-tpot {load.slo.tpot_s:.2g}s -o {quoted(files.trace)}"
     )
 
 
 def _replay(policy: str, url: str, files: Files) -> LiveSteps:
     """Replay the trace against the server, and return the steps that it runs meanwhile."""
     steps = LiveSteps(url, files.steps(policy))
-    _run(f"replay --trace {files.trace} --url {url} -o {files.live(policy)}")
+    _run(f"replay --trace {quoted(files.trace)} --url {url} -o {quoted(files.live(policy))}")
     return steps
 
 

@@ -24,6 +24,7 @@ from slosched.cli.demo.setup import (
     SPECS,
     DemoError,
     Files,
+    quoted,
 )
 
 _START_TIMEOUT_S = 180.0
@@ -37,8 +38,9 @@ def running_server(
     port = _free_port()
     log = files.server_log(policy)
     command = (
-        f"serve --model {model} --policy {SPECS[policy]} --latency-model {latency_model}"
-        f" --threads {threads} --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
+        f"serve --model {quoted(model)} --policy {SPECS[policy]}"
+        f" --latency-model {quoted(latency_model)} --threads {threads}"
+        f" --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
         f" --max-num-seqs {LIMITS.max_num_seqs} --kv-tokens {KV_TOKENS}"
         f" --host-kv-tokens {HOST_KV_TOKENS} --deadline-rule {RULE} --port {port}"
     )

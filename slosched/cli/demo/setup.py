@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,11 @@ TARGET = 0.9
 
 class DemoError(SloschedError):
     """A step of the demo failed."""
+
+
+def quoted(word: Path | str) -> str:
+    """Return the path or the name as one word of a command, even if it has blanks."""
+    return shlex.quote(str(word))
 
 
 @dataclass(frozen=True)
