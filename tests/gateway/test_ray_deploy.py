@@ -49,6 +49,26 @@ def test_the_address_is_that_at_which_ray_serve_listens_already() -> None:
     assert told == [f"http://{HOST}:{first}"]
 
 
+@serve.deployment
+class Another:
+    """A server that somebody else has started."""
+
+    def __call__(self) -> str:
+        return "here"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_servers_that_are_there_are_not_replaced() -> None:
+    serve.start(http_options={"host": HOST, "port": free_port(HOST)})
+    serve.run(Another.bind(), name="slosched", route_prefix="/")
+
+    def stop(_url: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(NotStartedError, match="another `slosched serve --ray` already"):
+        serve_application(Application(["--emulate", GPU]), HOST, 0, stop, is_new=False)
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_sigterm_during_the_start_ends_it_in_order() -> None:
     """Ray's own handler aborts the process."""

@@ -61,7 +61,8 @@ def serve_application(
 
     `on_ready` is called with the base URL when all replicas are up; port 0 chooses a free port.
     Where Ray Serve runs already, it goes on listening at the host and port that it has.
-    Raises NotStartedError if Ray Serve or the replicas do not start.
+    Raises NotStartedError if Ray Serve or the replicas do not start, or if the cluster has such an
+    application already.
     On a cluster that was there before, the application is taken away again at the end; a new one
     is stopped.
     """
@@ -71,6 +72,7 @@ def serve_application(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         port = port or free_port(host)
         _start(host, port)
+        _check_there_is_none()
         try:
             _run(application)
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -96,6 +98,18 @@ def _start(host: str, port: int) -> None:
         raise NotStartedError(
             f"Ray Serve did not start ({why}); choose another --host or --port"
         ) from error
+
+
+def _check_there_is_none() -> None:
+    """Raise NotStartedError if an application of slosched is there: this one would replace it.
+
+    The command that has started it would later take this one away.
+    """
+    if _NAME in serve.status().applications:
+        raise NotStartedError(
+            "the cluster has the servers of another `slosched serve --ray` already: end that "
+            "command first; `serve shutdown` ends what a killed one has left"
+        )
 
 
 def _run(application: Application) -> None:
