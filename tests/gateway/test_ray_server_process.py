@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
@@ -32,6 +36,36 @@ def test_a_server_asks_for_the_key_of_the_environment_in_which_serve_was_called(
         assert status_of(f"{server.url}/v1/models", {"Authorization": "Bearer secret"}) == 200
     finally:
         server.stop(0.0)
+
+
+def answers(url: str) -> bool:
+    with suppress(OSError):
+        return status_of(f"{url}/health", {}) == 200
+    return False
+
+
+@pytest.mark.e2e
+def test_a_server_ends_with_the_process_that_started_it() -> None:
+    """Ray kills replicas, and what a killed one leaves would keep its GPU."""
+    program = (
+        "from slosched.gateway.ray_serve.server_process import ServerProcess\n"
+        "server = ServerProcess(['--emulate', 'l40s/llama-3.1-8b'], '127.0.0.1', {})\n"
+        "server.wait_until_ready()\n"
+        "print('URL', server.url, flush=True)\n"
+        "input()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        url = next(line.split()[1] for line in starter.stdout if line.startswith("URL "))
+        assert answers(url)
+        starter.kill()
+    give_up_s = time.monotonic() + 30.0
+    while answers(url):
+        assert time.monotonic() < give_up_s, "the server still answers"
+        time.sleep(0.1)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")

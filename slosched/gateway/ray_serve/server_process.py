@@ -24,7 +24,7 @@ class ServerProcessError(SloschedError):
 
 
 class ServerProcess:
-    """A server on this machine, from its start to its end."""
+    """A server on this machine, from its start to its end.  It ends with this process at last."""
 
     def __init__(self, arguments: Sequence[str], host: str, environment: Mapping[str, str]) -> None:
         """Start `slosched serve` with these arguments at a free port of `host`.
@@ -37,6 +37,9 @@ class ServerProcess:
         self._process = subprocess.Popen(
             [*command, "--host", host, "--port", str(port)], env={**os.environ, **environment}
         )
+        # Its input ends with this process, even if that is killed, and it then ends the server.
+        watch = ["sh", "-c", "read _; kill $0", str(self._process.pid)]
+        self._watcher = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
 
     def wait_until_ready(self) -> None:
         """Return when /health answers 200, however long the model takes to load.
@@ -51,6 +54,7 @@ class ServerProcess:
         """Raise ServerProcessError if the server has ended."""
         status = self._process.poll()
         if status is not None:
+            self._unwatch()
             raise ServerProcessError(
                 f"the server at {self.url} ended with status {status}; its log says why"
             )
@@ -64,6 +68,12 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._unwatch()
+
+    def _unwatch(self) -> None:
+        """End the watcher of a server that has ended: another process may get its number."""
+        self._watcher.kill()
+        self._watcher.communicate()
 
     def _is_ready(self) -> bool:
         try:
