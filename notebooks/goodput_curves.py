@@ -146,6 +146,6 @@ attainment_curves(curve)
 
 # %% [markdown]
 # This figure shows the same as a share of the offered requests. The point where a curve crosses a
-# dashed line is a capacity in the table. The order of the policies at 99 % can differ from that at
+# dotted line is a capacity in the table. The order of the policies at 99 % can differ from that at
 # 90 %: a policy that gives up the longest prompts first looks best if a tenth may be lost, but not
 # if only one in a hundred may be.

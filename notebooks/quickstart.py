@@ -82,7 +82,8 @@ steps.groupby("regime")["ms"].describe().round(2)
 # There are seven forms, from the formula
 # T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] + C6·num_swap + C7
 # to a table of the layers' times with a model of the attention kernel
-# ([which is which](../docs/how-to/profile-and-fit.md)). All are fitted to the *relative* error, and
+# ([which is which](../docs/how-to/profile-and-fit.md)). Those whose facts the profile tells are
+# fitted to the *relative* error (three of them need the number of experts or of a GPU's cores), and
 # the one with the least error on held-out steps is taken. The errors are larger on a machine that
 # is busy with other work.
 
