@@ -28,8 +28,12 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
             f"{folder} has no {FILE_NAME}: name the folder of a simulated replay of a portfolio on "
             f"one replica, as `slosched replay -p portfolio -o {folder}` leaves it"
         )
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise RecordsError(f"{path} is not a text file: {error}") from error
     found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             found.append(Evaluation.from_json(json.loads(line)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -51,6 +51,9 @@ def test_an_error_names_the_file_and_the_line(tmp_path: Path) -> None:
         file.write("{}")
     with pytest.raises(RecordsError, match="line 2 is not what"):
         read_evaluations(tmp_path)
+    (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe")
+    with pytest.raises(RecordsError, match=f"{FILE_NAME} is not a text file"):
+        read_evaluations(tmp_path)
 
 
 def test_every_choice_is_explained() -> None:
