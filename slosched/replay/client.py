@@ -172,6 +172,11 @@ async def _find_target(session: aiohttp.ClientSession, url: str, options: Replay
         async with session.get(f"{url}/v1/models", timeout=timeout) as response:
             response.raise_for_status()
             models = {entry["id"]: entry for entry in (await response.json())["data"]}
+    except aiohttp.ClientResponseError as error:
+        raise ReplayError(
+            f"{url}/v1/models is not an OpenAI-compatible answer (HTTP {error.status}: "
+            f"{error.message})"
+        ) from error
     except (aiohttp.ClientError, OSError) as error:  # OSError: TimeoutError is one
         raise ReplayError(
             f"no server answers at {url} ({_describe(error)}); start one with `slosched serve`"

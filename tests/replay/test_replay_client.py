@@ -204,6 +204,11 @@ def test_no_server_and_the_wrong_model() -> None:
             replay(make_trace(2), server.url)
 
 
+def test_a_server_of_another_kind_is_not_said_to_be_absent() -> None:
+    with live() as server, pytest.raises(ReplayError, match=r"answer \(HTTP 404"):
+        replay(make_trace(2), f"{server.url}/elsewhere")
+
+
 MODELS = b'{"data": [{"id": "m"}]}'
 FIRST_TOKEN = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
 LAST_TOKEN = b'data: {"choices": [{"text": "b", "finish_reason": "length"}]}\n\n'

@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -94,12 +95,21 @@ def server_url(url: str | None) -> str | None:
     """Return the address without a slash at its end; raise BadParameter if it cannot be one."""
     if url is None:
         return None
-    if not url.startswith(("http://", "https://")):
+    if not _is_address(url):
         raise typer.BadParameter(f"{url!r} is no address of a server; write http://host:port")
     base = url.rstrip("/")
     if base.endswith("/v1"):
         raise typer.BadParameter(f"{url!r}: leave out /v1, which is a part of each request's path")
     return base
+
+
+def _is_address(url: str) -> bool:
+    """Tell whether this is an address of HTTP, with a host and no port beyond 65535."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # what urllib says does not name the address
+        return False
 
 
 def out_file(what: str) -> Any:
