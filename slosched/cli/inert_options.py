@@ -9,6 +9,7 @@ from rich.markup import escape
 from slosched.cli.console import console
 from slosched.core import Policy, PreemptionMode
 from slosched.evaluate.comparison import Replica
+from slosched.fleet.setup import FleetSetup
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel, swap_cost
 from slosched.policy.spec import heeded_fields
@@ -34,6 +35,21 @@ def note_inert(trace: Trace, policies: Mapping[str, Policy], replicas: Iterable[
         notes += _of_copies(replica.model, replica.config)
     for note in dict.fromkeys((*notes, *_of_policies(trace, policies))):
         console.print(f"[yellow]note:[/] {escape(note)}")
+
+
+def note_late_failures(trace: Trace, replicas: Iterable[Replica]) -> None:
+    """Print a note for every failure of a replica after the last arrival of `trace`."""
+    if trace.is_closed_loop:
+        return  # arrivals depend on how fast answers come
+    fleets = [replica.fleet for replica in replicas if isinstance(replica.fleet, FleetSetup)]
+    failures = {failure for fleet in fleets for failure in fleet.config.failures}
+    for failure in sorted(failures):
+        if failure.at_s > trace.duration_s:
+            console.print(
+                f"[yellow]note:[/] replica {failure.index} fails at {failure.at_s:g} s, when all "
+                f"requests have arrived (the last one at {trace.duration_s:.3g} s): let it fail "
+                "sooner, or play more requests (-n)"
+            )
 
 
 def _of_replica(trace: Trace, config: SimulationConfig) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rich.progress import TaskID
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
-from slosched.cli.inert_options import note_inert
+from slosched.cli.inert_options import note_inert, note_late_failures
 from slosched.cli.speculation import Speculate
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
@@ -278,7 +278,9 @@ def simulate_contenders(
 ) -> Comparison:
     """Compare the contenders with a progress bar, after notes on options that change nothing."""
     policies = {name: policy for name, (policy, _) in contenders.items()}
-    note_inert(trace, policies, [replica for _, replica in contenders.values()])
+    replicas = [replica for _, replica in contenders.values()]
+    note_inert(trace, policies, replicas)
+    note_late_failures(trace, replicas)
     with progress_bar() as progress:
         tasks: dict[str, TaskID] = {}
 

@@ -22,13 +22,19 @@ SHORT = ("--trace", "poisson", "-n", "40", "--max-output-tokens", "8")
 
 def test_replay_on_unequal_replicas_one_of_which_fails(cli: Cli, tmp_path: Path) -> None:
     fleet = ["--replicas", "1:h100/llama-3.1-8b,1:l40s/llama-3.1-8b", "--router", "predicted_ttft"]
-    failure = ["--fail", "0@2s", "--startup", "1s", "--router-delay", "100ms"]
+    failure = ["--fail", "0@500ms", "--startup", "1s", "--router-delay", "100ms"]
     said = cli("replay", *SHORT, "--rate", "40", *fleet, *failure, "--perfetto", "a.json")
     assert said.status == 0, said.err
     found = json.loads((tmp_path / "a.json").read_text())["otherData"]
     assert found["replicas"] == "1 x h100/llama-3.1-8b, 1 x l40s/llama-3.1-8b"
     assert found["router"] == "PredictedTTFT()"
-    assert found["replica failures"] == "0@2s"
+    assert found["replica failures"] == "0@0.5s"
+    assert "when all requests have arrived" not in said.out
+
+
+def test_a_failure_after_the_last_arrival_is_told(cli: Cli) -> None:
+    said = cli("replay", *SHORT, "--rate", "40", "--replicas", "2", "--fail", "1@2s")
+    assert "replica 1 fails at 2 s, when all requests have arrived (the last one at 0.9" in said.out
 
 
 def test_compare_plays_each_policy_behind_each_router(cli: Cli) -> None:

@@ -95,7 +95,8 @@ def replay(
       --latency-model h100/llama-3.1-8b --rate 10`, `slosched replay --like vllm -p goodput
       --latency-model h100/llama-3.1-8b --rate 10`
     - four simulated replicas, one of which fails for 20 s: `slosched replay --replicas 4 --router
-      least_requests --fail 1@30s --startup 20s --rate 40 --latency-model h100/llama-3.1-8b`
+      least_requests --fail 1@10s --startup 20s --rate 40 -n 2000 --latency-model
+      h100/llama-3.1-8b`
     - agents, whose turns wait for each other, with a time for each whole session: `slosched replay
       --trace agents -n 400 --rate 1 --slo-ttft 2s --slo-tpot 50ms --slo-program 1x --prefix-cache
       hash --latency-model h100/llama-3.1-8b`
