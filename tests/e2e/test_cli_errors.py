@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -236,6 +237,15 @@ def test_a_mistake_is_named_and_leaves_nothing(cli: Cli, tmp_path: Path, typed: 
         assert text in said.complaint, said.complaint
     assert "Errno" not in said.complaint
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_it_is_told_what_may_not_be_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system is asked, which allows all to root, as whom the tests may run."""
+    Path("old").mkdir()
+    monkeypatch.setattr("os.access", lambda _path, mode: mode != os.W_OK)
+    assert "'old' cannot be written: no permission for old" in cli("replay", "-o", "old").complaint
+    here = f"'new' cannot be written: no permission for {Path.cwd()}"
+    assert here in cli("replay", "-o", "new").complaint
 
 
 def test_a_port_in_use_is_said_to_be(cli: Cli) -> None:

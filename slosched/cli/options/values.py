@@ -79,8 +79,9 @@ def writable(path: Path | None) -> Path | None:
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if not nearest.is_dir():
         raise typer.BadParameter(f"{str(path)!r} is in no folder: {nearest} exists and is a file")
-    if not os.access(path if path.exists() else nearest, os.W_OK):
-        raise typer.BadParameter(f"{str(path)!r} cannot be written: no permission in {nearest}")
+    written = path if path.exists() else nearest
+    if not os.access(written, os.W_OK):
+        raise typer.BadParameter(f"{str(path)!r} cannot be written: no permission for {written}")
     return path
 
 
