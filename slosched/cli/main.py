@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,8 @@ def main() -> None:
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("slosched").setLevel(logging.INFO)  # slow work announces itself
+    if isinstance(sys.stdout, TextIOWrapper):  # `÷` in ASCII must not end a long run at its table
+        sys.stdout.reconfigure(errors="replace")
     sys.path.append(str(Path.cwd()))  # for --policy package.module:Class
     try:
         app()

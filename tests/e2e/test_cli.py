@@ -663,6 +663,15 @@ def test_output_into_a_file_holds_no_terminal_codes() -> None:
     assert row(run.stdout, "goodput")[2] == "100.0%"
 
 
+def test_output_in_ascii_has_question_marks_where_it_lacks_a_character(tmp_path: Path) -> None:
+    words = (SLOSCHED, "compare", "-n", "5", "-p", "fcfs", "-o", str(tmp_path), "--no-figures")
+    narrow = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, env=narrow, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "wrote" in done.stdout
+    assert "÷" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_servers_times_are_the_models_unless_they_are_typed(cli: Cli) -> None:
     model = load_model("h100/llama-3.1-8b")
     times = ServerTime(0.009, 0.0003, 0.001)
