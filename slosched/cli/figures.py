@@ -64,6 +64,7 @@ def fit_section(report: FitReport) -> Section:
 
 def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Figure]:
     """Return every figure of the replays, by the file name (without suffix) to save it under."""
+    outcomes = {_drawn(name): outcome for name, outcome in outcomes.items()}
     summaries = summarize_all(outcomes, rule)
     records = {name: outcome.records for name, outcome in outcomes.items()}
     made = {
@@ -84,8 +85,16 @@ def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Fi
             changes = [(e.counted_s, e.chosen) for e in taken_over]
             figure = timeline(outcome.steps, outcome.records, rule, changes)
             figure.suptitle(folded(name, 90), fontsize=10)
-            made[f"timeline_{_file_name(name)}"] = figure
+            made[f"timeline_{_file_name(name.strip())}"] = figure
     return made
+
+
+def _drawn(name: str) -> str:
+    """Return the name so that matplotlib draws all of it.
+
+    Dollars would enclose a formula, and a legend leaves out what begins with an underscore.
+    """
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def save_figures(folder: Path, made: Mapping[str, Figure]) -> None:

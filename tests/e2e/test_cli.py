@@ -293,6 +293,20 @@ def test_names_with_brackets_are_told_as_they_are(cli: Cli) -> None:
     assert "wrote runs[/a]/report.html" in compared.out
 
 
+def test_a_figure_shows_every_name_whole(cli: Cli) -> None:
+    short = "--trace", "poisson", "-n", "5", "-p", "fcfs"
+    assert cli("replay", *short, "-o", "one", "--no-figures").status == 0
+    named = "--records", "_mine=one/records.jsonl", "--records", "$1 to $2=one/records.jsonl"
+    assert cli("compare", *short, *named, "-o", "three").status == 0
+    page = Path("three/report.html").read_text(encoding="utf-8")
+    figures = re.findall("<svg.*?</svg>", page, flags=re.DOTALL)
+    with_names = [figure for figure in figures if ">fcfs</text>" in figure]
+    assert len(with_names) >= 5
+    for figure in with_names[:5]:
+        assert "_mine</text>" in figure
+        assert "$1 to $2</text>" in figure
+
+
 def test_the_same_seed_replays_the_same(cli: Cli) -> None:
     first, again, other = (
         cli("replay", "-n", "30", "--noise", "0.2", "--seed", seed).out for seed in ("1", "1", "2")
