@@ -30,7 +30,13 @@ from slosched.policy.kit.worth import Worth
 class NeverGivesWay(Goodput):
     """A variant in which every decode gets its token in every step."""
 
-    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+    def give_way(
+        self,
+        pace: Pace,  # noqa: ARG002  # it serves all at every pace
+        shortage: Shortage,
+        order: Order,
+        pack: PromptPack,
+    ) -> None:
         serve_all_decodes(shortage.decodes, order, pack)
 
 

@@ -82,11 +82,11 @@ class Hurry(Goodput):
         self._is_short = self._is_short and pace.all_s < quick_s
         return quick_s if self._is_short else super().step_s(pace)
 
-    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+    def give_way(self, pace: Pace, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         if self._is_short and not self.only_in_step:
             serve_all_decodes(shortage.decodes, order, pack)
         else:
-            super().give_way(shortage, order, pack)
+            super().give_way(pace, shortage, order, pack)
 
     def _would_be_short(self, view: SchedulerView, num_seats: int) -> bool:
         if not view.waiting:

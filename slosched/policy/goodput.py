@@ -62,6 +62,7 @@ from slosched.policy.kit.punctual import (
 )
 from slosched.policy.kit.shortage import Shortage as Shortage
 from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
+from slosched.policy.kit.while_ahead import limit_while_ahead_s
 from slosched.policy.kit.worth import Worth
 
 _LEAST_GAIN = 1.5
@@ -91,7 +92,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        the decodes that are due, then the punctual prompts and the other decodes by deadline, then
        the late prompts, and last those whose TPOT is not kept.  The next step plans all of them
        anew.  A prompt counts by the time that it adds to steps of decodes, not by the
-       time that it takes alone.
+       time that it takes alone.  If prompts go faster in full steps, such a step lasts until the
+       first decode is due, since all are ahead (kit/while_ahead.py).
     5. On some devices most of the time of a chunk is spent on its first tokens.  There prompts go
        faster in steps longer than a TPOT (`LongSteps`): no prompt runs until each decode is ahead
        by a long step, and then a whole chunk runs beside all of them.  The steps between leave out
@@ -121,7 +123,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `worth_class`,
     `longest_s`, `step_s`, `supply`, `is_enough_for_all`, `long_steps`, `take_turns`,
-    `spend_late_gap`, `order`, `due_steps`, `spread`, `take_freed`, `give_way` and `pack_class`.
+    `spend_late_gap`, `order`, `due_steps`, `spread`, `take_freed`, `give_way`, `while_ahead_s` and
+    `pack_class`.
 
     Source: ours, with the rule of Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  The policy
     knows no output lengths.
@@ -380,11 +383,18 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         pack.add(self._flood.in_turn(self.order(shortage), prompts, pace, view, self.fairness))
         return True
 
-    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+    def give_way(self, pace: Pace, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         """Fill the step of `pack` with the decodes and prompts of `shortage`."""
-        view = shortage.view
-        due_s = view.now_s + self.due_steps * pack.batch.time_limit_s
-        give_way(pack, shortage.decodes, order, view, due_s)
+        view, decodes, batch = shortage.view, shortage.decodes, pack.batch
+        step_s = batch.time_limit_s
+        if order.in_time:
+            batch.time_limit_s = self.while_ahead_s(pace, shortage, step_s)
+        due_s = view.now_s + (batch.time_limit_s + (self.due_steps - 1) * step_s)
+        give_way(pack, decodes, order, view, due_s)
+
+    def while_ahead_s(self, pace: Pace, shortage: Shortage, step_s: float) -> float:
+        """Return the time limit of a step in which decodes give way, at least `step_s`."""
+        return limit_while_ahead_s(pace, shortage.decodes, shortage.view, self.margin, step_s)
 
     def beside_decodes(
         self, pace: Pace, prompts: Sequence[Timed], view: SchedulerView
@@ -494,7 +504,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             if self.take_freed(pace, shortage, pack):
                 return
             if not is_enough:
-                self.give_way(shortage, self.order(shortage), pack)
+                self.give_way(pace, shortage, self.order(shortage), pack)
                 return
         add_without_preempting(batch, decodes)
         self.spread(pace, prompts, supply, batch, view)

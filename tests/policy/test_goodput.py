@@ -236,7 +236,7 @@ def test_decodes_that_are_ahead_give_way_if_prompts_would_be_late() -> None:
     The decode is not due in the next two steps of 50 ms, so it may wait; the other may not.
     """
     a, b = R("a", 519, 0.040), R("b", 900, 0.060)
-    ahead, due = R("decode", 11, 0.2, out=1), R("decode", 11, 0.09, out=1)
+    ahead, due = R("decode", 11, 2.0, out=1), R("decode", 11, 0.09, out=1)
     assert list(tokens_of(ahead, a, b)) == ["a", "decode", "b"]
     assert list(tokens_of(due, a, b)) == ["decode", "a", "b"]
     assert list(tokens_of(ahead, a)) == ["decode", "a"], "nobody would be late"
@@ -336,9 +336,9 @@ class LastFirst(Goodput):
         *late, (last, _) = shortage.prompts
         return Order([last], [request for request, _ in late])
 
-    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+    def give_way(self, pace: Pace, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         pack.add(order.in_time)
-        super().give_way(shortage, order._replace(in_time=[]), pack)
+        super().give_way(pace, shortage, order._replace(in_time=[]), pack)
 
 
 def test_a_subclass_may_replace_the_order_the_giving_way_and_the_packing() -> None:
