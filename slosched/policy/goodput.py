@@ -130,7 +130,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     knows no output lengths.
     """
 
-    margin: float = tunable(0.05, 0.1)
+    margin: float = tunable(0.05, 0.02, 0.1)
     """Share of the smallest TPOT by which a step ends before the first decode is due."""
     shortest: float = tunable(0.65, 0.9)
     """Share of the smallest TPOT that a step may always last."""
