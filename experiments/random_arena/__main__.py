@@ -13,7 +13,7 @@ from experiments.command import add_report, make_app, provenance, start
 from experiments.random_arena import again, report, results
 from experiments.random_arena.cells import draw
 from experiments.random_arena.contenders import contenders
-from experiments.random_arena.play import Match, Row
+from experiments.random_arena.play import Match, Row, prepare_nothing
 from slosched.cli.console import console, progress_bar
 from slosched.evaluate.capacity import local_pool
 
@@ -52,7 +52,7 @@ def run(
     known = results.done(results.read(), names, digest)
     drawn = [draw(seed, number) for number in (range(cells) if only is None else [only])]
     pending = [cell for cell in drawn if cell.name not in known or only is not None]
-    with progress_bar() as progress, local_pool(jobs)(_nothing) as pool:
+    with progress_bar() as progress, local_pool(jobs)(prepare_nothing) as pool:
         task = progress.add_task("cells", total=len(drawn), completed=len(drawn) - len(pending))
 
         def keep(row: Row) -> None:
@@ -101,10 +101,6 @@ def play_again(
 
 
 make_report = add_report(app, "random_arena", report.PAGE, report.write)
-
-
-def _nothing() -> None:
-    """Prepare nothing: a worker is given each cell with all that it needs."""
 
 
 if __name__ == "__main__":

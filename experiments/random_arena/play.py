@@ -107,6 +107,13 @@ class Stage:
         return Study(list(sweep.measured.values()), self.windows, judged=self.judged)
 
 
+def prepare_nothing() -> None:
+    """Make a process of a pool ready for matches, for which it needs nothing.
+
+    It is here and not beside the pool, since a process cannot import it from a `__main__`.
+    """
+
+
 @dataclass
 class Match:
     """A cell and its contenders; what it holds is played when it is asked for."""
