@@ -75,12 +75,12 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     1. Reject the requests without a token that would miss their TTFT even alone on the device.
     2. A step may last until the first decode is due, minus `margin`.  It is never longer than the
-       smallest TPOT of the decodes.  It may always last `shortest` of that TPOT, or as long as the
-       decodes that are due and a tile of a prompt take, and no longer if a decode is late already.
-       A TPOT too small for such a step cannot be kept and counts for nothing here (`Pace`), nor
-       does one that lets so few prompts through that fewer requests would be good.  One with which
-       most requests are good in the long run is held although there are too many decodes for it
-       now (`Worth`).
+       smallest TPOT of the decodes (but see 4 and 5).  It may always last `shortest` of that TPOT,
+       or as long as the decodes that are due and a tile of a prompt take, and no longer if a decode
+       is late already.  A TPOT too small for such a step cannot be kept and counts for nothing here
+       (`Pace`), nor does one that lets so few prompts through that fewer requests would be good.
+       One with which most requests are good in the long run is held although there are too many
+       decodes for it now (`Worth`).
     3. All decodes may fit into such a step, and the prompts that wait or have begun may all be in
        time in what the decodes leave of every step.  If KV blocks are not scarce, every decode then
        gets its token, and the prompts follow by deadline.
@@ -92,8 +92,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        the decodes that are due, then the punctual prompts and the other decodes by deadline, then
        the late prompts, and last those whose TPOT is not kept.  The next step plans all of them
        anew.  A prompt counts by the time that it adds to steps of decodes, not by the
-       time that it takes alone.  If prompts go faster in full steps, such a step lasts until the
-       first decode is due, since all are ahead (kit/while_ahead.py).
+       time that it takes alone.  If all decodes are ahead, and prompts go faster in full steps,
+       the step lasts until shortly before the first decode is due (kit/while_ahead.py).
     5. On some devices most of the time of a chunk is spent on its first tokens.  There prompts go
        faster in steps longer than a TPOT (`LongSteps`): no prompt runs until each decode is ahead
        by a long step, and then a whole chunk runs beside all of them.  The steps between leave out

@@ -92,8 +92,7 @@ def fit(
     - `slosched fit steps.csv --form boosting`
     """
     measured = read_profile(profile)
-    if out.exists() and out.samefile(profile):
-        raise ValueError(f"--out {out} is the profile itself: name another file, as in model.json")
+    options.check_other_file(out, profile, "the profile")
     if graph_sizes is not None:
         measured = with_graph_sizes(measured, graph_sizes, form)
     if (doubt := why_not_seconds(measured)) is not None:

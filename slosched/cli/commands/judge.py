@@ -135,6 +135,8 @@ def judge(
     from slosched.evaluate.capacity import local_pool  # slow to import
     from slosched.evaluate.judge import Contender, Judge, TimeLimit
 
+    if out is not None and trace is not None:
+        options.check_other_file(out, Path(trace), "the trace")
     limit = TimeLimit.from_now(time_limit or (_QUICK_TIME_LIMIT_S if quick else _TIME_LIMIT_S))
     make_policy(policy)
     chosen = _scenarios(scenario, quick, is_on_one_trace=trace is not None)

@@ -76,8 +76,7 @@ def make(
     - `slosched trace make sessions -n 5000 --slo-tier 0.7:1s/50ms --slo-tier 0.3:10s/200ms
       -o tiers.parquet`
     """
-    if out.exists() and Path(source).exists() and out.samefile(source):
-        raise ValueError(f"--out {out} is the trace itself: name another file")
+    options.check_other_file(out, Path(source), "the trace")
     model = None if latency_model is None else load_model(latency_model)
     trace = arrivals.open(source, promise.rule(model, seed), seed)
     out.parent.mkdir(parents=True, exist_ok=True)

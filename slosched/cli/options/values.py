@@ -85,6 +85,12 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def check_other_file(out: Path, source: Path, what: str) -> None:
+    """Raise ValueError if `out` is the file `source`, which is `what` the command reads."""
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ValueError(f"--out {out} is {what} itself: name another file")
+
+
 def figure(path: Path | None) -> Path | None:
     """Return the path; raise BadParameter if a figure cannot be written there under this name."""
     if path is not None and path.suffix not in _FIGURES:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from operator import attrgetter
 
 from slosched.core import BatchShape, DeadlineRule, Request, SchedulerView
 from slosched.policy.kit.chunks import chunks_beside, largest_within
-from slosched.policy.kit.lost import num_lost
 from slosched.policy.kit.pace import Pace
 
 _SPARE = 0.1
@@ -25,22 +26,23 @@ def limit_while_ahead_s(
     less a tenth and `margin` of its TPOT.  A TPOT is short where the constant of a step, or what it
     reads of the model's weights, takes much of it: prompts then go faster in full steps.
 
-    Decodes whose TPOT is not kept count, too, unless they are late: they would miss it for
-    certain.  The limit stays if a step of all decodes takes longer than it, as they then could not
+    Decodes whose TPOT is not kept count, too, unless they are late, since they may still keep it.
+     The limit stays if a step of all decodes takes longer than it, as they then could not
     get ahead again, and under the rule `tbt`, which counts every gap between tokens.
     """
     is_strict = view.limits.deadline_rule is DeadlineRule.TBT
     if is_strict or pace.first_slack_s <= limit_s or pace.all_s > limit_s:
         return limit_s
-    longer_s = _ahead_s(decodes[num_lost(decodes, view) :], view.now_s, margin)
+    longer_s = _ahead_s(decodes, view.now_s, margin)
     return longer_s if longer_s > limit_s and _pays(limit_s, view) else limit_s
 
 
 def _ahead_s(decodes: Sequence[Request], now_s: float, margin: float) -> float:
     """Return how long a step may last before the first of `decodes` that is not late is due."""
-    first = next((r for r in decodes if r.deadline_s >= now_s), None)
-    if first is None:
+    at = bisect_left(decodes, now_s, key=attrgetter("deadline_s"))
+    if at == len(decodes):
         return math.inf
+    first = decodes[at]
     return (1 - _SPARE) * (first.deadline_s - now_s) - margin * first.slo.tpot_s
 
 
