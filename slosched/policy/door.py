@@ -88,6 +88,8 @@ class Door(Wrapper, Doorkeeper):
         """The requests that the step being planned refuses."""
         self.refusals: Mapping[str, Refusal] = {}
         """Those that the latest step refused, by request id."""
+        self._unjudged: list[Request] = []
+        """Waiting requests that came with too many others to be judged in this step."""
         self._num_decodes = 0
 
     def quote(self, request: Request, model: LatencyModel) -> Quote:
@@ -136,6 +138,9 @@ class Door(Wrapper, Doorkeeper):
         return self._gate(view)
 
     def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:
+        for request in self._unjudged:  # what they take is done, too
+            if request.request_id in output.num_scheduled_tokens:
+                self._quoter.add_unjudged(request, view.model)
         self._quoter.note_step(view.now_s, view.model, output, self._num_decodes)
         self.refusals, self._refused = self._refused, {}
 
@@ -160,8 +165,10 @@ class Door(Wrapper, Doorkeeper):
         self._strictness.look()
         for request in takewhile(_is_preempted, view.waiting):
             if not quoter.knows(request):
-                quoter.add_again(request, model)
-        if new := self._new(view)[:MAX_JUDGED]:
+                quoter.add_unjudged(request, model)
+        new = self._new(view)
+        new, self._unjudged = new[:MAX_JUDGED], new[MAX_JUDGED:]
+        if new:
             with quoter.lined_up() if len(new) > 1 else nullcontext():
                 self._judge_all(new, model)
         if not self._refused:

@@ -14,7 +14,7 @@ WATCHED_S = 4.0
 
 
 def test_alone_a_prompt_is_surely_in_time_or_surely_late() -> None:
-    outlook = Prospects().outlook(0.06, 0.04, 0.0, is_overtaken=False)
+    outlook = Prospects().outlook(0.1, 4, 0.0, is_overtaken=False)
     assert outlook.expected_s == pytest.approx(0.1)
     assert outlook.chance(0.11) > 0.99
     assert outlook.chance(0.1) == pytest.approx(0.5)
@@ -26,9 +26,9 @@ def test_alone_a_prompt_is_surely_in_time_or_surely_late() -> None:
 
 def test_shorter_prompts_that_keep_coming_go_first_and_longer_ones_do_not() -> None:
     prospects = Prospects()
-    for work_s in (0.1, 0.2, 0.4):
-        prospects.let_in(0.0, work_s)
-    outlook = prospects.outlook(0.0, 0.3, 0.0, is_overtaken=True)
+    for work_s, num_tokens in ((0.1, 10), (0.2, 20), (0.4, 40)):
+        prospects.let_in(0.0, work_s, num_tokens)
+    outlook = prospects.outlook(0.3, 30, 0.0, is_overtaken=True)
     assert outlook.overtaking.share == pytest.approx(0.3 / WATCHED_S)
     assert outlook.overtaking.variance == pytest.approx(0.05 / WATCHED_S)
     assert outlook.expected_s == pytest.approx(0.3 / (1 - 0.3 / WATCHED_S))
@@ -38,8 +38,8 @@ def test_shorter_prompts_that_keep_coming_go_first_and_longer_ones_do_not() -> N
 def test_the_chance_is_that_of_a_normal_distribution() -> None:
     """Within a second 0.1 s come on average, with a variance of 1.5 times 0.01 s² and 2 % noise."""
     prospects = Prospects()
-    prospects.let_in(0.0, 0.1 * WATCHED_S)
-    outlook = prospects.outlook(0.3, 0.5, 0.0, is_overtaken=True)
+    prospects.let_in(0.0, 0.1 * WATCHED_S, 40)
+    outlook = prospects.outlook(0.8, 50, 0.0, is_overtaken=True)
     deviation_s = math.sqrt(1.5 * 0.01 * WATCHED_S + 0.02**2)
     assert outlook.chance(1.0) == pytest.approx(0.5 * math.erfc(-0.1 / deviation_s / math.sqrt(2)))
 
@@ -48,24 +48,24 @@ def test_two_that_come_at_once_are_not_taken_for_a_stream() -> None:
     """Their 2 s of prefills are a half of the latest 4 s, not all of the time to come."""
     prospects = Prospects()
     for _ in range(2):
-        prospects.let_in(100.0, 1.0)
-    outlook = prospects.outlook(2.0, 1.1, 100.0, is_overtaken=True)
+        prospects.let_in(100.0, 1.0, 100)
+    outlook = prospects.outlook(3.1, 110, 100.0, is_overtaken=True)
     assert outlook.expected_s == pytest.approx(3.1 / 0.5)
 
 
 def test_arrivals_are_forgotten() -> None:
     prospects = Prospects()
-    prospects.let_in(0.0, 0.1)
-    soon = prospects.outlook(0.0, 0.2, 0.0, is_overtaken=True)
-    late = prospects.outlook(0.0, 0.2, 40.0, is_overtaken=True)
+    prospects.let_in(0.0, 0.1, 10)
+    soon = prospects.outlook(0.2, 20, 0.0, is_overtaken=True)
+    late = prospects.outlook(0.2, 20, 40.0, is_overtaken=True)
     assert late.overtaking.share < 1e-4 * soon.overtaking.share
 
 
 def test_after_the_clock_was_set_back_no_arrival_counts_for_more_than_one() -> None:
     prospects = Prospects()
-    prospects.let_in(300.0, 0.1)
-    then = prospects.outlook(0.0, 0.2, 300.0, is_overtaken=True)
-    before = prospects.outlook(0.0, 0.2, 10.0, is_overtaken=True)
+    prospects.let_in(300.0, 0.1, 10)
+    then = prospects.outlook(0.2, 20, 300.0, is_overtaken=True)
+    before = prospects.outlook(0.2, 20, 10.0, is_overtaken=True)
     assert before.overtaking.share == pytest.approx(then.overtaking.share)
 
 
@@ -79,8 +79,8 @@ def test_of_many_arrivals_the_latest_count() -> None:
     """A thousand come in ten seconds, 0.005 s each; the latest half of them are kept."""
     prospects = Prospects()
     for i in range(1000):
-        prospects.let_in(i / 100, 0.005)
-    share = prospects.outlook(0.0, 0.1, 10.0, is_overtaken=True).overtaking.share
+        prospects.let_in(i / 100, 0.005, 5)
+    share = prospects.outlook(0.1, 100, 10.0, is_overtaken=True).overtaking.share
     assert share == pytest.approx(0.5, rel=0.02)
 
 
@@ -90,7 +90,7 @@ def test_the_speed_is_that_of_full_steps_and_comes_back_while_there_are_none() -
         prospects.observe_full_step(0.025, 0.05, 0.05 * (i + 1))
 
     def expected_s(unseen_s: float) -> float:
-        return prospects.outlook(0.0, 0.1, 20.0 + unseen_s, is_overtaken=False).expected_s
+        return prospects.outlook(0.1, 100, 20.0 + unseen_s, is_overtaken=False).expected_s
 
     assert expected_s(0.0) == pytest.approx(0.2, rel=0.01)
     assert expected_s(30.0) == pytest.approx(0.1 / (1 - 0.5 / math.e), rel=0.01)
@@ -101,25 +101,25 @@ def test_a_device_that_stood_still_for_an_hour_is_slow_and_no_division_by_zero()
     """Its step did no prefill.  A request that was sent meanwhile is judged afterwards."""
     prospects = Prospects()
     prospects.observe_full_step(0.0, 3600.0, 3600.0)
-    outlook = prospects.outlook(1.0, 1.0, 3599.0, is_overtaken=True)
+    outlook = prospects.outlook(2.0, 100, 3599.0, is_overtaken=True)
     assert outlook.expected_s > 1e6
     assert outlook.chance(10.0) < 1e-6
 
 
 def test_what_overtakes_several_is_what_overtakes_each() -> None:
     arrivals = Arrivals()
-    assert arrivals.shorter_than_each([0.1], 0.0) == [arrivals.shorter_than(0.1, 0.0)]
+    assert arrivals.shorter_than_each([10], 0.0) == [arrivals.shorter_than(10, 0.0)]
     for i in range(700):
-        arrivals.add(i / 50, 0.01 + 0.07 * (i % 13))
-    works_s = [0.01, 0.05, 0.4, 2.0]
-    each = [arrivals.shorter_than(work_s, 15.0) for work_s in works_s]
-    for found, alone in zip(arrivals.shorter_than_each(works_s, 15.0), each, strict=True):
+        arrivals.add(i / 50, 0.01 + 0.07 * (i % 13), 1 + 7 * (i % 13))
+    lengths_tokens = [1, 5, 40, 200]
+    each = [arrivals.shorter_than(num_tokens, 15.0) for num_tokens in lengths_tokens]
+    for found, alone in zip(arrivals.shorter_than_each(lengths_tokens, 15.0), each, strict=True):
         assert found == pytest.approx(alone)
 
 
 def test_chances_are_lost_where_more_goes_first_and_time_is_short() -> None:
     """One has 0.1 s to spare, one half a second, and one has lost already; nobody overtakes."""
-    tight, ample, lost = (Queued(0.4, 0.1, left_s) for left_s in (0.5, 0.9, 0.3))
+    tight, ample, lost = (Queued(0.4, 10, left_s) for left_s in (0.5, 0.9, 0.3))
     prospects = Prospects()
     assert prospects.chance_lost([tight, ample, lost], 0.2, 0.0) == pytest.approx(1.0)
     assert prospects.chance_lost([tight, ample, lost], 0.05, 0.0) == pytest.approx(0.0, abs=1e-3)
@@ -128,9 +128,9 @@ def test_chances_are_lost_where_more_goes_first_and_time_is_short() -> None:
 
 def test_what_is_lost_is_the_difference_of_two_chances() -> None:
     prospects = Prospects()
-    prospects.let_in(0.0, 0.1)
-    queued = Queued(needed_s=0.3, work_s=0.2, left_s=0.5)
-    outlook = prospects.outlook(0.1, 0.2, 0.0, is_overtaken=True)
+    prospects.let_in(0.0, 0.1, 10)
+    queued = Queued(needed_s=0.3, num_tokens=20, left_s=0.5)
+    outlook = prospects.outlook(0.3, 20, 0.0, is_overtaken=True)
     later = Outlook(0.4, outlook.speed, outlook.overtaking)
     lost = outlook.chance(0.5) - later.chance(0.5)
     assert 0.01 < lost < 0.99

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from factories import make_scheduler
 from views import FLAT, R, view_of
@@ -11,6 +13,7 @@ from slosched.core import (
     SLO,
     DeadlineRule,
     EndReason,
+    Limits,
     OnInfeasible,
     Request,
     RequestStatus,
@@ -154,6 +157,24 @@ def test_where_none_is_judged_on_arrival_they_are_in_the_next_step() -> None:
     assert output.num_scheduled_tokens == {"short": 100}
 
 
+def test_the_work_of_prompts_that_start_before_they_are_judged_counts() -> None:
+    """Of a hundred that come at once a step judges 16, and 80 start, which fill all seats.
+
+    Each takes 10 ms alone.  The speed has to be that of all 80: together they take half the time.
+    """
+    door, limits = Door(FCFS()), Limits(max_num_batched_tokens=8000, max_num_seqs=80)
+    requests = [R(f"r{i}", 100, due_s=1.0) for i in range(100)]
+    output = door.schedule(view_of(requests, limits=limits))
+    assert len(output.num_scheduled_tokens) == 80
+    assert output.shape is not None
+    took_s = FLAT.predict(output.shape)
+    begun = [R(f"r{i}", 101, due_s=9.0, out=1) for i in range(80)]
+    door.schedule(view_of([*begun, *requests[80:]], now_s=took_s, limits=limits))
+    new = R("new", 100, due_s=9.0, arrival_s=took_s).request()
+    behind_s = door.quote(new, FLAT).ttft_s[0.5]
+    assert behind_s < 17 * 0.010, "16 wait before it"
+
+
 class FailsOnce(FCFS):
     has_failed = False
 
@@ -230,6 +251,24 @@ def test_most_of_those_rejected_know_at_once_and_nearly_as_many_are_good() -> No
         summarize(rs, DeadlineRule.MEAN_TPOT).num_good for rs in (at_door, waited)
     )
     assert num_good >= 0.95 * num_good_waiting
+
+
+def test_prompts_of_one_length_do_not_overtake_each_other() -> None:
+    """The model learns, so that the same prompt takes another time a step later."""
+    model = load_model("h100/llama-3.1-8b")
+    trace = synthesize("poisson", num_requests=900, rate=40.0, seed=7)
+    alike = [replace(r, num_prompt_tokens=1024, num_output_tokens=128) for r in trace.requests]
+    trace = Trace(tuple(alike), "prompts of one length").with_slo(SLO(2.0, 0.03))
+    config = SimulationConfig(disturbances=Disturbances(noise=0.05), online=True)
+
+    def num_good(spec: str) -> int:
+        requests = simulate(trace, make_policy(spec), model, config)
+        records = [RequestRecord.from_request(request) for request in requests]
+        return summarize(records, DeadlineRule.MEAN_TPOT).num_good
+
+    waiting, at_door = num_good("goodput"), num_good("goodput+door")
+    assert waiting < 0.95 * len(trace)
+    assert at_door >= 0.99 * waiting
 
 
 def test_short_prompts_are_let_in_while_a_long_one_runs() -> None:

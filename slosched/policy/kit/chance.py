@@ -76,31 +76,33 @@ class Arrivals:
     def __init__(self) -> None:
         self._times_s = np.full(_SIZE, -math.inf)
         self._works_s = np.zeros(_SIZE)
+        self._lengths_tokens = np.zeros(_SIZE)
         self._num = 0
 
-    def add(self, now_s: float, work_s: float) -> None:
-        """Note a prompt that takes `work_s` alone on the device."""
+    def add(self, now_s: float, work_s: float, num_tokens: int) -> None:
+        """Note a prompt of `num_tokens`, which takes `work_s` alone on the device."""
         at = self._num % _SIZE
         self._times_s[at], self._works_s[at] = now_s, work_s
+        self._lengths_tokens[at] = num_tokens
         self._num += 1
 
-    def shorter_than(self, work_s: float, now_s: float) -> Overtaking:
-        """Return what shorter prompts bring in a second.  O(arrivals kept)."""
+    def shorter_than(self, num_tokens: int, now_s: float) -> Overtaking:
+        """Return what prompts of less than `num_tokens` bring in a second.  O(arrivals kept)."""
         if not self._num:
             return _NOBODY
-        works_s = np.where(self._works_s < work_s, self._works_s, 0.0)
+        works_s = np.where(self._lengths_tokens < num_tokens, self._works_s, 0.0)
         weighted = self._weights(now_s) * works_s
         watched_s = self._watched_s(now_s)
         return Overtaking(float(weighted.sum()) / watched_s, float(weighted @ works_s) / watched_s)
 
-    def shorter_than_each(self, works_s: Sequence[float], now_s: float) -> list[Overtaking]:
+    def shorter_than_each(self, lengths_tokens: Sequence[int], now_s: float) -> list[Overtaking]:
         """Return for each of several prompts what shorter ones bring.  O(arrivals)."""
         if not self._num:
-            return [_NOBODY] * len(works_s)
-        by_work = np.argsort(self._works_s)
-        works = self._works_s[by_work]
-        weighted = self._weights(now_s)[by_work] * works / self._watched_s(now_s)
-        places = np.searchsorted(works, works_s)  # how many are shorter
+            return [_NOBODY] * len(lengths_tokens)
+        by_length = np.argsort(self._lengths_tokens)
+        works = self._works_s[by_length]
+        weighted = self._weights(now_s)[by_length] * works / self._watched_s(now_s)
+        places = np.searchsorted(self._lengths_tokens[by_length], lengths_tokens)
         shares = np.concatenate(([0.0], np.cumsum(weighted)))[places]
         variances = np.concatenate(([0.0], np.cumsum(weighted * works)))[places]
         return [Overtaking(*each) for each in zip(shares.tolist(), variances.tolist(), strict=True)]
@@ -127,8 +129,8 @@ class Queued(NamedTuple):
 
     needed_s: float
     """Seconds of prefills until its first token: those that go first, and its own."""
-    work_s: float
-    """Seconds of its own prefill."""
+    num_tokens: int
+    """Tokens that are left of its prompt."""
     left_s: float
     """Time until its first token is due."""
 
@@ -142,9 +144,9 @@ class Prospects:
         self._seen_s = -math.inf
         """When the speed was last observed."""
 
-    def let_in(self, now_s: float, work_s: float) -> None:
-        """Note a prompt that waits from now on and takes `work_s` alone on the device."""
-        self._arrivals.add(now_s, work_s)
+    def let_in(self, now_s: float, work_s: float, num_tokens: int) -> None:
+        """Note a prompt that waits from now on, and takes `work_s` alone on the device."""
+        self._arrivals.add(now_s, work_s, num_tokens)
 
     def observe_full_step(self, work_s: float, took_s: float, now_s: float) -> None:
         """Learn how many seconds of prefills were done in a step that left prompts over.
@@ -156,15 +158,15 @@ class Prospects:
         self._seen_s = now_s
 
     def outlook(
-        self, ahead_s: float, work_s: float, now_s: float, *, is_overtaken: bool
+        self, needed_s: float, num_tokens: int, now_s: float, *, is_overtaken: bool
     ) -> Outlook:
         """Return what is to be done before the first token of a prompt that arrives at `now_s`.
 
-        `ahead_s` are seconds of prefills that go first, `work_s` its own.  With `is_overtaken`,
-        shorter prompts that are still to arrive go first, and are foreseen.
+        `needed_s` are seconds of prefills: those that go first, and its own.  With `is_overtaken`,
+        prompts of less than its `num_tokens` that are still to arrive go first, and are foreseen.
         """
-        overtaking = self._arrivals.shorter_than(work_s, now_s) if is_overtaken else _NOBODY
-        return Outlook(ahead_s + work_s, self._speed_at(now_s), overtaking)
+        overtaking = self._arrivals.shorter_than(num_tokens, now_s) if is_overtaken else _NOBODY
+        return Outlook(needed_s, self._speed_at(now_s), overtaking)
 
     def chance_lost(self, queued: Sequence[Queued], more_s: float, now_s: float) -> float:
         """Return how many fewer of the queued are in time if `more_s` of prefills go first, too.
@@ -173,7 +175,7 @@ class Prospects:
         first, and are foreseen.
         """
         speed = self._speed_at(now_s)
-        overtaking = self._arrivals.shorter_than_each([each.work_s for each in queued], now_s)
+        overtaking = self._arrivals.shorter_than_each([each.num_tokens for each in queued], now_s)
         lost = 0.0
         for each, others in zip(queued, overtaking, strict=True):
             before = Outlook(each.needed_s, speed, others).chance(each.left_s)

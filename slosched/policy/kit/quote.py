@@ -53,6 +53,8 @@ class Expected:
     """When its first token is due; infinite if it only gets what others leave over."""
     place: float
     """Its place in the policy's order, the least first."""
+    num_tokens: int
+    """Tokens that are left of its prompt."""
     work_s: float
     """Time that the rest of its prefill takes alone on the device."""
     ttft_s: float
@@ -113,8 +115,8 @@ class Quoter:
         self._emitting: list[Expected] = []
         """Prompts whose first token comes with the step that runs."""
         self._decoding: list[Expected] = []
-        self._arrivals: deque[tuple[float, float]] = deque(maxlen=_NUM_ARRIVALS)
-        """Time and work of the latest arrivals, refused ones too."""
+        self._arrivals: deque[tuple[float, int, float]] = deque(maxlen=_NUM_ARRIVALS)
+        """Time, prompt tokens and work of the latest arrivals, refused ones too."""
         self._speed = Speed(first=1.0, first_s=0.05)
         """Seconds of prefills, each alone on the device, that are done in a second."""
         self._speed_seen_s = -math.inf
@@ -143,8 +145,8 @@ class Quoter:
 
     def expect(self, request: Request, model: LatencyModel) -> Expected:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
-        work_s = prompt_s(request, model)
-        place = self._place(request, work_s)
+        work_s, num_tokens = prompt_s(request, model), request.num_uncomputed_tokens
+        place = self._place(request)
         due_s = _due_s(request)
         far_s = request.arrival_s + FAR_S
         if self._all_press or due_s >= far_s:
@@ -152,14 +154,16 @@ class Quoter:
         ahead_s = self._ahead_s(place, far_s)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
-        ttft_s = wait_s + self._prefills_s(ahead_s, work_s, request.arrival_s)
+        needed_s = ahead_s + work_s
+        ttft_s = wait_s + self._prefills_s(needed_s, num_tokens, request.arrival_s)
         spread = self._behind if ahead_s else self._alone
-        in_time, likely_s = self._chance(request, wait_s, ahead_s, work_s, ttft_s, spread)
+        in_time, likely_s = self._chance(request, wait_s, needed_s, ttft_s, spread)
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
         return Expected(
             request,
             due_s,
             place,
+            num_tokens,
             work_s,
             ttft_s,
             spread,
@@ -203,10 +207,10 @@ class Quoter:
         needed_s, queued = expected.ahead_s, []
         for each in behind[:_NUM_BEHIND]:
             needed_s += each.work_s
-            queued.append(Queued(needed_s, each.work_s, each.due_s - now_s - wait_s))
+            queued.append(Queued(needed_s, each.num_tokens, each.due_s - now_s - wait_s))
         num_late = self._prospects.chance_lost(queued, expected.work_s, now_s) if queued else 0.0
-        ahead_s = sum([p.work_s for p in pressing])
-        last = self._prospects.outlook(ahead_s, expected.work_s, now_s, is_overtaken=True)
+        needed_s = sum([p.work_s for p in pressing]) + expected.work_s
+        last = self._prospects.outlook(needed_s, expected.num_tokens, now_s, is_overtaken=True)
         return Displaced(num_late, request.server_s + wait_s + last.expected_s)
 
     @property
@@ -220,7 +224,7 @@ class Quoter:
     def add(self, expected: Expected) -> None:
         """Count a request that waits from now on."""
         self._note_arrival(expected)
-        self._prospects.let_in(expected.request.arrival_s, expected.work_s)
+        self._prospects.let_in(expected.request.arrival_s, expected.work_s, expected.num_tokens)
         self._prompts[expected.request.request_id] = expected
         if (lineup := self._lineup) is not None:
             lineup.add(expected)
@@ -229,13 +233,17 @@ class Quoter:
         """Count a request that was refused: others like it will come."""
         self._note_arrival(expected)
 
-    def add_again(self, request: Request, model: LatencyModel) -> None:
-        """Count a preempted request, whose tokens are computed anew before all that wait."""
+    def add_unjudged(self, request: Request, model: LatencyModel) -> None:
+        """Count a request of which nothing was expected, and which goes before all that wait.
+
+        It was preempted, or it starts before anybody looked at it.
+        """
         spread = self._behind
         self._prompts[request.request_id] = Expected(
             request,
             _due_s(request),
             _FIRST,
+            request.num_uncomputed_tokens,
             prompt_s(request, model),
             0.0,
             spread,
@@ -327,10 +335,12 @@ class Quoter:
         """Tell whether the policy serves by arrival, so that nothing is left over for others."""
         return self._order() is PromptOrder.ARRIVAL
 
-    def _place(self, request: Request, work_s: float) -> float:
+    def _place(self, request: Request) -> float:
         order = self._order()
         if order is PromptOrder.LENGTH:
-            return work_s
+            # Not its time: a model that learns says another one a step later, and of a thousand
+            # prompts of the same length all would go first, or none.
+            return request.num_uncomputed_tokens
         if order is PromptOrder.DEADLINE:
             return request.arrival_s + request.slo.ttft_s
         return request.arrival_s
@@ -339,8 +349,7 @@ class Quoter:
         self,
         request: Request,
         wait_s: float,
-        ahead_s: float,
-        work_s: float,
+        needed_s: float,
         ttft_s: float,
         spread: Spread,
     ) -> tuple[float, float]:
@@ -353,23 +362,26 @@ class Quoter:
         if self._order() is PromptOrder.DEADLINE:
             return spread.share_up_to(promised_s / ttft_s), ttft_s * spread.median
         outlook = self._prospects.outlook(
-            ahead_s, work_s, request.arrival_s, is_overtaken=self._is_by_length
+            needed_s,
+            request.num_uncomputed_tokens,
+            request.arrival_s,
+            is_overtaken=self._is_by_length,
         )
         return outlook.chance(promised_s - wait_s), wait_s + outlook.expected_s
 
-    def _prefills_s(self, ahead_s: float, work_s: float, now_s: float) -> float:
-        """Return how long the prefills before a prompt of `work_s` and its own take together.
+    def _prefills_s(self, needed_s: float, num_tokens: int, now_s: float) -> float:
+        """Return how long `needed_s` of prefills take: a prompt's own and those before it.
 
         Shorter prompts overtake it as they arrived lately.  As long as all that ever came are
         remembered, they are not taken to bring more than they have so far: a burst tells nothing of
         a time that is longer than itself.
         """
-        needed_s, unseen_s = ahead_s + work_s, now_s - self._speed_seen_s
+        unseen_s = now_s - self._speed_seen_s
         arrivals = self._arrivals.copy()
         if not self._is_by_length or not arrivals:
             return self._speed.seconds_for(needed_s, unseen_s=unseen_s)
         since_s = arrivals.popleft()[0]  # the first one begins the time over which they are counted
-        shorter_s = sum([each_s for _, each_s in arrivals if each_s < work_s])
+        shorter_s = sum([each_s for _, length, each_s in arrivals if length < num_tokens])
         overtaking = shorter_s / max(_LEAST_WATCH_S, now_s - since_s)
         seconds = self._speed.seconds_for(needed_s, overtaking, unseen_s)
         if len(arrivals) + 1 == _NUM_ARRIVALS:
@@ -377,7 +389,7 @@ class Quoter:
         return min(seconds, self._speed.seconds_for(needed_s + shorter_s, unseen_s=unseen_s))
 
     def _note_arrival(self, expected: Expected) -> None:
-        self._arrivals.append((expected.request.arrival_s, expected.work_s))
+        self._arrivals.append((expected.request.arrival_s, expected.num_tokens, expected.work_s))
 
     def _advance(self, name: str, output: SchedulerOutput, model: LatencyModel) -> float:
         """Note what the step computes of a prompt; return the work that is done by that."""
@@ -385,11 +397,11 @@ class Quoter:
         request = each.request
         computed = output.num_found_tokens.get(name, request.num_computed_tokens)
         computed += output.num_scheduled_tokens[name]
-        num_left = request.num_tokens - computed
+        num_left = each.num_tokens = request.num_tokens - computed
         before_s = each.work_s
         each.work_s = model.predict_prefill(num_left, computed) if num_left > 0 else 0.0
         # By length, a prompt that has begun waits for shorter ones.
-        each.place = each.work_s if self._is_by_length else _FIRST
+        each.place = num_left if self._is_by_length else _FIRST
         if num_left <= 0:
             del self._prompts[name]
             self._emitting.append(each)
