@@ -218,8 +218,6 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if not view.running and batch.num_free_seqs <= 0:
             return self._beside_full_seats(batch, pace, decodes, view)
         prompts = self._prompts(batch, model, view, view.running)
-        if len(prompts) - len(view.running) > batch.num_free_seqs:
-            return None
         if has_to_make_way(batch, decodes, view, [request for request, _ in prompts]):
             return None
         if prompts and self.long_steps(pace, view) is not None:
@@ -227,7 +225,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if prompts and starving_tpot_s(pace, model) is not None:
             return None
         batch.time_limit_s = self.step_s(pace)
-        supply = self.supply(pace, batch, view.now_s)
+        have_seats = len(prompts) - len(view.running) <= batch.num_free_seqs
+        seat_s = 0.0 if have_seats else pace.seat_s(decodes.output_tokens)
+        supply = self.supply(pace, batch, view.now_s, seat_s)
         if not self.is_enough_for_all(pace, prompts, supply):
             return None
         pack = self.pack_class(batch, view.now_s, view.running)

@@ -28,6 +28,7 @@ from test_vllm_cost import (
     NUM_WAITING,
     SETTINGS,
     Timed,
+    make_workload,
     timed,
     times_of,
 )
@@ -125,7 +126,8 @@ def main() -> None:
     table = Table("ms", "synchronous", "asynchronous", title=f"{policy} inside vLLM")
     columns: list[dict[str, float]] = []
     for is_async in (False, True):
-        side = partial(Timed, is_async=is_async, num_running=num_running, num_waiting=num_waiting)
+        workload = make_workload(num_running, num_waiting)
+        side = partial(Timed, is_async=is_async, workload=workload)
         theirs = side(AsyncScheduler if is_async else Scheduler, {})
         ours = side(SLOScheduler, {"policy": policy, **SETTINGS})
         # A door judges first those that came at once.

@@ -60,10 +60,9 @@ class Timed:
         settings: dict[str, Any],
         *,
         is_async: bool,
-        num_running: int = NUM_RUNNING,
-        num_waiting: int = NUM_WAITING,
+        workload: Workload | None = None,
     ) -> None:
-        workload = make_workload(num_running, num_waiting)
+        workload = workload or make_workload()
         config = make_config(workload, is_async=is_async, settings=settings)
         self.scheduler = make_scheduler(scheduler_class, config)
         self.seconds: dict[str, list[float]] = {"schedule": [], "update_from_output": []}

@@ -16,7 +16,7 @@ class Members:
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
         self.ids = [request.request_id for request in requests]
-        self.have_emitted = all(request.num_output_tokens for request in requests)
+        self.have_emitted = 0 not in [request.num_output_tokens for request in requests]
         """Whether each had emitted a token when they were brought together."""
         self.num_by_tpot_s: Mapping[float, int] = Counter([r.slo.tpot_s for r in requests])
         self._num_by: dict[Callable[[Request], Hashable], Mapping[Hashable, int]] = {}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import RequestStatus as Status
 
 _RUNNING = Status.RUNNING
+_FEW = 8
+"""Number of requests up to which each is taken out of vLLM's queue by itself."""
 
 
 class Caps:
@@ -145,7 +147,11 @@ def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[An
     started = [request for request in host.running if request not in ran]
     host.running = [request for request in running if request.status is _RUNNING] + started
     host.waiting = waiting
-    if started:
+    if len(started) <= _FEW and isinstance(waiting, FCFSRequestQueue):
+        for request in started:  # vLLM's way makes a queue of thousands anew
+            with suppress(ValueError):  # it was in the queue of those that hold blocks
+                waiting.remove(request)
+    else:
         waiting.remove_requests(set(started))
     for request in reversed([request for request in left if request not in startable]):
         waiting.prepend_request(request)

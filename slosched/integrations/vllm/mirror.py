@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.request import RequestStatus as Status
 
@@ -48,6 +48,16 @@ def _nothing(ours: Request, theirs: Any) -> None:
     """Ignore the end."""
 
 
+class _Pair(NamedTuple):
+    """A request that vLLM runs."""
+
+    theirs: Any
+    ours: Request
+    num_prompt_tokens: int
+    far_tokens: int
+    """Computed tokens up to which the request surely has another token to compute."""
+
+
 class Mirror:
     """slosched's requests, one for each of vLLM's.
 
@@ -86,9 +96,10 @@ class Mirror:
         """The number of those that waited then."""
         self._left: set[Any] = set()
         """Those that have left vLLM's waiting queue since then: they run or have ended."""
-        self._pairs: list[tuple[Any, Request, int, int]] = []
-        """vLLM's running requests, each with ours, its prompt's tokens, and the most tokens that
-        it will have."""
+        self._pairs: dict[Any, _Pair] = {}
+        """vLLM's running requests, each with ours."""
+        self._all_running: dict[str, Request] = {}
+        """Ours of these by id."""
         self.decodes: Sequence[Request] = ()
         """The running requests that policies see and that have one token to compute."""
         self._shown: tuple[Request, ...] = ()
@@ -136,19 +147,13 @@ class Mirror:
         """
         is_same = self._host.running == self._running
         if not is_same:
-            self._running = list(self._host.running)
-            paired = ((theirs, self._run(theirs)) for theirs in self._running)
-            self._pairs = [
-                (theirs, ours, ours.num_prompt_tokens, ours.num_prompt_tokens + ours.max_tokens)
-                for theirs, ours in paired
-                if ours is not None
-            ]
+            self._read_running()
         finishing = {name: self._requests[name] for name in self.withheld}
         foreseen: list[Request] = []
         decodes: list[Request] = []
         staggers, next_step = self._staggers, self._host.current_step + 1
         # A call for each of hundreds of decodes would take its time, and so would a second look.
-        for theirs, ours, num_prompt, most_tokens in self._pairs:
+        for theirs, ours, num_prompt, far_tokens in self._pairs.values():
             computed = ours.num_computed_tokens = theirs.num_computed_tokens
             num_placeholders, num_emitted = theirs.num_output_placeholders, ours.num_output_tokens
             if num_placeholders == 1 and not ours.num_output_placeholders:  # nearly always
@@ -161,20 +166,20 @@ class Mirror:
                 self._foresee(ours, num_placeholders, begins_s)
                 num_emitted = ours.num_output_tokens
             num_left = num_prompt + num_emitted - computed
-            if num_left == 1:
-                decodes.append(ours)
             # nearly always; no other rule needs a look
-            is_far_from_end = (
+            has_more = (
                 num_left > 0
-                and computed + 2 < most_tokens
+                and computed < far_tokens
                 and not (staggers and theirs.next_decode_eligible_step > next_step)
             )
-            if not is_far_from_end and self._has_nothing_to_compute(theirs):
+            if not has_more and self._has_nothing_to_compute(theirs):
                 finishing[ours.request_id] = ours
+            elif num_left == 1:
+                decodes.append(ours)
         self._rule.set_deadlines(foreseen)
         if not is_same or finishing or self.queues.finishing:
             self._show_all_but(finishing)
-        if finishing:
+        if self.withheld:
             decodes = [ours for ours in decodes if ours.request_id not in finishing]
         self.decodes = decodes
         self._read_waiting(begins_s)
@@ -222,6 +227,7 @@ class Mirror:
             self._kv.forget(request_id)
             theirs, ours = self._theirs.pop(request_id, None), self._requests.pop(request_id, None)
             if ours is not None and theirs is not None:
+                self._unpair(theirs)
                 if ours.status is _WAITING:
                     self._left.add(theirs)
                 if ours.num_output_placeholders:
@@ -245,19 +251,43 @@ class Mirror:
         ours.deadline_s = self._rule.next_deadline_s(ours)
         return True
 
-    def _run(self, theirs: Any) -> Request | None:
-        """Return the request that vLLM runs now, or None if it was refused."""
+    def _read_running(self) -> None:
+        """Pair the requests that vLLM runs now with ours."""
+        running, pairs = list(self._host.running), self._pairs
+        self._running = running
+        for theirs in pairs.keys() - set(running):
+            self._unpair(theirs)
+        # The others stand in the same order as before, and what has begun behind them.
+        for theirs in running[len(pairs) :]:
+            self._pair(theirs)
+        if list(pairs) != running:
+            for theirs in [*pairs]:
+                self._unpair(theirs)
+            for theirs in running:
+                self._pair(theirs)
+
+    def _pair(self, theirs: Any) -> None:
+        """Pair a request that vLLM runs with ours, if it was not refused."""
         ours = self._find(theirs)
-        if ours is not None and ours.status is not _RUNNING:
+        if ours is None:
+            return
+        if ours.status is not _RUNNING:
             ours.status = _RUNNING
             self._left.add(theirs)
             if not ours.num_preemptions:  # what was found of it while it waited
                 ours.num_cached_tokens = ours.num_computed_tokens
-        return ours
+        most_tokens = ours.num_prompt_tokens + ours.max_tokens
+        self._pairs[theirs] = _Pair(theirs, ours, ours.num_prompt_tokens, most_tokens - 2)
+        self._all_running[ours.request_id] = ours
+
+    def _unpair(self, theirs: Any) -> None:
+        """Forget the pair of a request that vLLM runs no longer, if it has one."""
+        if (pair := self._pairs.pop(theirs, None)) is not None:
+            del self._all_running[pair.ours.request_id]
 
     def _show_all_but(self, finishing: dict[str, Request]) -> None:
         """Put all requests that vLLM runs into their queues: `finishing`, and all others."""
-        running = {ours.request_id: ours for _, ours, *_ in self._pairs}
+        running = self._all_running.copy()
         for request_id in finishing:
             del running[request_id]
         self.queues.running, self.queues.finishing = running, finishing

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from slosched.core import LatencyModel, Request, SchedulerView
-from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot
+from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot, largest_within
 from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.pace import Pace, first_place
 from slosched.policy.kit.punctual import Timed
@@ -153,7 +153,10 @@ def long_steps(
         return tokens_per_s_in_turns(tpot_s, between_s(tpot_s), chunks)
 
     def within(tpot_s: float) -> float:
-        chunk = in_a_tpot(tpot_s, pace, model, budget_tokens)
+        if tpot_s >= pace.tiers[-1][0]:  # nearly always: all decodes are due
+            chunk = largest_within(chunks, pace.all_s, tpot_s)
+        else:
+            chunk = in_a_tpot(tpot_s, pace, model, budget_tokens)
         return 0.0 if chunk is None else chunk.num_tokens / tpot_s
 
     def is_fast(tpot_s: float) -> bool:
