@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -157,14 +157,8 @@ def read_settings(additional_config: object) -> Settings:
         "deadline_rule": _choice("slosched.deadline_rule", rule, DeadlineRule),
         "on_infeasible": _choice("slosched.on_infeasible", infeasible, OnInfeasible),
     }
+    _check_types(section)
     settings = Settings(**{**section, **chosen})
-    slowdown = settings.emulate_slowdown
-    if not isinstance(slowdown, int | float) or not 0 < slowdown < math.inf:
-        raise SettingsError(f"slosched.emulate_slowdown must be a factor, as 4, not {slowdown!r}")
-    if not isinstance(settings.shadow, bool | str) or settings.shadow == "":
-        raise SettingsError(
-            f"slosched.shadow must be true, false or the name of a folder, not {settings.shadow!r}"
-        )
     if settings.shadow and settings.record is not None:
         raise SettingsError(
             "slosched.shadow writes the steps into its own folder: leave out slosched.record"
@@ -172,6 +166,59 @@ def read_settings(additional_config: object) -> Settings:
     settings.make_promises()
     _check_tenants(settings)
     return settings
+
+
+def _check_types(section: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a value of a type that its setting does not take.
+
+    vLLM passes `--additional-config.slosched.any_device=False` on as the text "False", which Python
+    takes for true.
+    """
+    for name in section.keys() & _TYPES.keys():
+        is_right, expected = _TYPES[name]
+        if not is_right(section[name]):
+            raise SettingsError(f"{SECTION}.{name} must be {expected}, not {section[name]!r:.100}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_text_or_null(value: object) -> bool:
+    return value is None or _is_text(value)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_flag_or_folder(value: object) -> bool:
+    """Tell whether a value is a flag or a folder's name; "False" is probably meant as a flag."""
+    return _is_flag(value) or (_is_text(value) and str(value).lower() not in ("true", "false"))
+
+
+def _is_factor(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value < math.inf
+
+
+def _is_object_or_null(value: object) -> bool:
+    return isinstance(value, Mapping | None)
+
+
+_TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "policy": (_is_text, "text"),
+    "profile": (_is_text_or_null, "text"),
+    "emulate": (_is_text_or_null, "text"),
+    "record": (_is_text_or_null, "the name of a file"),
+    "any_device": (_is_flag, "true or false"),
+    "emulate_async": (_is_flag, "true or false"),
+    "emulate_slowdown": (_is_factor, "a factor, as 4"),
+    "shadow": (_is_flag_or_folder, "true, false or the name of a folder"),
+    "slo_tiers": (_is_object_or_null, "an object of tiers by name"),
+}
+"""What each setting takes, for those that are not read by a function of their own."""
 
 
 def _with_steps_in_vllm(model: FittedModel) -> FittedModel:
