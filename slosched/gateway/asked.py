@@ -29,8 +29,9 @@ class Asked(NamedTuple):
     request: Request
     model: str | None
     may_be_refused: bool
-    """Whether the router may refuse it if it would be late: not if the client takes a late answer
-    instead, and not if it names a tier, whose SLO only the replicas know."""
+    """Whether the router may refuse it if it would be late: not if the client, or the replicas for
+    all who do not say, take a late answer instead, and not if it names a tier, whose SLO only the
+    replicas know."""
 
 
 def read(
@@ -40,11 +41,13 @@ def read(
     bytes_per_token: float,
     *,
     with_prefixes: bool,
+    default_on_infeasible: OnInfeasible = OnInfeasible.REJECT,
 ) -> Asked:
     """Return what the router has to know.
 
     The length of a prompt in text is estimated from its characters; token ids are counted.
     With `with_prefixes` the request has a hash for each block of its prompt.
+    `default_on_infeasible` is what the replicas do with late requests that do not say it.
     Raises ApiError (400) if the body is no JSON object, or if its SLO cannot be read.  All other
     fields are checked by the replica.
     """
@@ -70,12 +73,16 @@ def read(
         request.prefix_hashes = list(_hashes(prompt))
         request.prefix_block_tokens = max(1, round(block_tokens))
     model = body.get("model")
-    return Asked(request, model if isinstance(model, str) else None, _may_refuse(body, headers))
+    may_be_refused = _may_refuse(body, headers, default_on_infeasible)
+    return Asked(request, model if isinstance(model, str) else None, may_be_refused)
 
 
-def _may_refuse(body: Mapping[str, object], headers: Mapping[str, str]) -> bool:
+def _may_refuse(
+    body: Mapping[str, object], headers: Mapping[str, str], default: OnInfeasible
+) -> bool:
     takes_late = body.get(BEST_EFFORT_FIELD) is True
-    on_infeasible = body.get(ON_INFEASIBLE_FIELD, OnInfeasible.REJECT.value)
+    asked = body.get(ON_INFEASIBLE_FIELD)
+    on_infeasible = default.value if asked is None else asked
     names_tier = body.get(TIER_FIELD) not in _NO_TIERS or any(n in headers for n in TIER_HEADERS)
     return not takes_late and on_infeasible == OnInfeasible.REJECT.value and not names_tier
 

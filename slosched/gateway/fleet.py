@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import aiohttp
 
-from slosched.core import NO_SLO, SLO, Request
+from slosched.core import NO_SLO, SLO, OnInfeasible, Request
 from slosched.fleet.spec import make_router
 from slosched.gateway.asked import Asked
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.errors import no_replica, no_such_model
+from slosched.gateway.forecast import Forecast
 from slosched.gateway.questions import Questions, ReplicaDownError
 from slosched.gateway.replica import LiveReplica
 from slosched.gateway.watch import Watch
@@ -103,9 +104,19 @@ class LiveFleet:
     @property
     def default_slo(self) -> SLO:
         """Return the SLO of requests that bring none, as the first replica that says so has it."""
-        known = (each.forecast for each in self.replicas if each.forecast is not None)
-        first = next(known, None)
+        first = self._first_forecast
         return NO_SLO if first is None else first.default_slo
+
+    @property
+    def default_on_infeasible(self) -> OnInfeasible:
+        """Return what that replica does with requests that do not say what to do if it is late."""
+        first = self._first_forecast
+        return OnInfeasible.REJECT if first is None else first.on_infeasible
+
+    @property
+    def _first_forecast(self) -> Forecast | None:
+        known = (each.forecast for each in self.replicas if each.forecast is not None)
+        return next(known, None)
 
     def able(self, asked: Asked, without: Collection[LiveReplica]) -> list[LiveReplica]:
         """Return the replicas that are up, have the model and room for the prompt.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slosched.core import NO_SLO, SLO
+from slosched.core import NO_SLO, SLO, OnInfeasible
 
 _GRID_BASE = 4
 """Each length of the grid is so many times the one before it."""
@@ -43,6 +43,8 @@ class Forecast:
     """TPOT if the device had nothing else to do."""
     default_slo: SLO
     """The SLO of requests that bring none."""
+    on_infeasible: OnInfeasible
+    """What becomes of requests that do not say it, if their SLO cannot be kept."""
     num_requests: int
     """Requests that the replica had, from whomever."""
 
@@ -69,6 +71,7 @@ class Forecast:
                 NO_SLO.ttft_s if promised["ttft"] is None else promised["ttft"] / 1000,
                 NO_SLO.tpot_s if promised["tpot"] is None else promised["tpot"] / 1000,
             ),
+            OnInfeasible(document.get("on_infeasible", OnInfeasible.REJECT.value)),
             int(first["num_requests_running"]) + int(first["num_requests_waiting"]),
         )
 

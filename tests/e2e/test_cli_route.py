@@ -171,6 +171,13 @@ def test_what_every_replica_would_be_late_with_is_refused_at_once(front: Front) 
     assert status == 200
 
 
+def test_what_the_servers_serve_late_is_not_refused_by_the_router() -> None:
+    late = {"prompt": "a", "max_tokens": 4, "slo_ttft_ms": 0.01}
+    with serving(*REPLICA, "--on-infeasible", "serve") as server, routing([server.url]) as router:
+        assert router.post(**late)[0] == 200
+        assert router.post(**late, on_infeasible="reject")[0] == 429
+
+
 def test_a_refusal_is_asked_for_at_the_other_replica_and_then_passed_on(front: Front) -> None:
     """No replica keeps this TPOT, which the router does not judge."""
     sent = [front.count("requests_total", each) for each in front.replicas]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slosched.core import NO_SLO, SLO
+from slosched.core import NO_SLO, SLO, OnInfeasible
 from slosched.engine.server.errors import ApiError
 from slosched.gateway.asked import Asked, read
 
@@ -72,6 +72,21 @@ def test_only_who_wants_no_late_answer_is_refused(
     headers: dict[str, str], body: dict[str, Any], *, may: bool
 ) -> None:
     assert asked(headers, prompt="a", **body).may_be_refused is may
+
+
+@pytest.mark.parametrize(
+    ("body", "may"),
+    [
+        (b"{}", False),
+        (b'{"on_infeasible": null}', False),
+        (b'{"on_infeasible": "reject"}', True),
+        (b'{"on_infeasible": "relegate"}', False),
+    ],
+)
+def test_who_does_not_say_is_refused_only_if_the_replicas_would(body: bytes, *, may: bool) -> None:
+    serve = OnInfeasible.SERVE
+    found = read(body, {}, DEFAULT, 4.0, with_prefixes=False, default_on_infeasible=serve)
+    assert found.may_be_refused is may
 
 
 def test_prompts_share_hashes_as_far_as_they_share_text() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from slosched.core import NO_SLO, SLO, Request
+from slosched.core import NO_SLO, SLO, OnInfeasible, Request
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.spec import make_router
 from slosched.gateway.config import GatewayConfig
@@ -32,7 +32,8 @@ def forecast(wait_s: float = 0.0, num_requests: int = 0) -> Forecast:
     alone_s = [length / 1000 for length in lengths]
     likely_s = [each + wait_s for each in alone_s]
     least_s = [each / 2 for each in likely_s]
-    return Forecast(lengths, alone_s, likely_s, least_s, 0.05, 0.02, NO_SLO, num_requests)
+    reject = OnInfeasible.REJECT
+    return Forecast(lengths, alone_s, likely_s, least_s, 0.05, 0.02, NO_SLO, reject, num_requests)
 
 
 def replica(clock: Clock, said: Forecast | None = None) -> LiveReplica:
@@ -75,6 +76,8 @@ def test_an_answer_of_the_quote_endpoint_is_read() -> None:
     assert (found.alone_s[0], found.likely_s[0], found.least_s[0]) == (0.008, 0.01, 0.005)
     assert found.default_slo == SLO(ttft_s=1.0, tpot_s=math.inf)
     assert found.num_requests == 3
+    assert found.on_infeasible is OnInfeasible.REJECT
+    assert Forecast.of({**quote, "on_infeasible": "serve"}).on_infeasible is OnInfeasible.SERVE
     assert Forecast.of(quote).lengths_tokens == [10]
     with pytest.raises(LookupError):
         Forecast.of({"object": "list", "data": []})

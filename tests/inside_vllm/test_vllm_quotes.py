@@ -55,6 +55,7 @@ def ask(url: str, path: str, document: object = None, key: str = KEY) -> tuple[i
 def test_quotes_come_from_the_engine_core_and_see_its_requests(url: str) -> None:
     status, idle = ask(url, "/v1/quote?prompt_tokens=16,4000")
     assert status == 200, idle
+    assert idle["on_infeasible"] == "reject"
     short, long = idle["data"]
     assert 0 < short["alone_ms"]["ttft"] < long["alone_ms"]["ttft"]
     assert short["ttft_ms"]["p10"] <= short["ttft_ms"]["p90"]

@@ -219,7 +219,8 @@ class _Api:
             request = Request("quote", arrival_s, num_tokens, max_tokens=2, slo=slo)
             request.server_s = self._config.per_request_s
             requests.append(request)
-        return JSONResponse(quotes_of(self._worker, requests, self._config.model_name))
+        model_name, on_infeasible = self._config.model_name, service.on_infeasible
+        return JSONResponse(quotes_of(self._worker, requests, model_name, on_infeasible))
 
     async def tokenize(self, http: HTTPRequest) -> Response:
         body = await self.bodies.read(http, TOKENIZE_FIELDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slosched.core import Request
+from slosched.core import OnInfeasible, Request
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.worker import EngineWorker, NoQuoteError
 from slosched.policy.offer import Occupancy, quotes_document
@@ -20,13 +20,20 @@ def parse_prompt_tokens(query: Mapping[str, str], max_model_len: int) -> list[in
 
 
 def quotes_of(
-    worker: EngineWorker, requests: Sequence[Request], model_name: str
+    worker: EngineWorker,
+    requests: Sequence[Request],
+    model_name: str,
+    on_infeasible: OnInfeasible,
 ) -> dict[str, object]:
-    """Return what requests would be promised now; raise ApiError (501) if nobody can say."""
+    """Return what requests would be promised now; raise ApiError (501) if nobody can say.
+
+    `on_infeasible` says what becomes of them if that cannot be kept.
+    """
     try:
         offers = [worker.quote(request) for request in requests]
     except NoQuoteError as error:
         raise ApiError(501, str(error), code="no_quote") from error
     scheduler = worker.scheduler
     occupancy = Occupancy(scheduler.num_running, scheduler.num_waiting, scheduler.kv.used_fraction)
-    return quotes_document(offers, model_name, occupancy)
+    document = quotes_document(offers, model_name, occupancy)
+    return {**document, "on_infeasible": on_infeasible.value}

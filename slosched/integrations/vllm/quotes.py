@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from slosched.core import SLO, LatencyModel, Policy, Request
+from slosched.core import SLO, LatencyModel, OnInfeasible, Policy, Request
 from slosched.policy.door import Door
 from slosched.policy.offer import Occupancy, offer_of, quotes_document
 from slosched.workload.http_quote import PROMPT_FIELD, asked_lengths
@@ -31,6 +31,8 @@ class Teller(NamedTuple):
     model_name: str
     promised: SLO
     """The SLO of requests that bring none."""
+    on_infeasible: OnInfeasible
+    """What becomes of requests that do not say it, if their SLO cannot be kept."""
     per_request_s: float
 
     def quotes(
@@ -46,7 +48,8 @@ class Teller(NamedTuple):
             for n in lengths_tokens
         ]
         offers = [offer_of(door, request, model) for request in requests]
-        return quotes_document(offers, self.model_name, occupancy)
+        document = quotes_document(offers, self.model_name, occupancy)
+        return {**document, "on_infeasible": self.on_infeasible.value}
 
 
 def answer_calls() -> None:

@@ -12,7 +12,7 @@ import pytest
 from live_server import Live, live
 from views import FLAT
 
-from slosched.core import SLO, EndReason
+from slosched.core import SLO, EndReason, OnInfeasible
 from slosched.kv import PrefixCaching
 from slosched.policy import EDF, FCFS, Door
 from slosched.policy.door import Refuse
@@ -80,6 +80,13 @@ def test_a_quote_says_what_is_promised_and_the_time_alone_on_the_device(server: 
 def test_a_promise_without_a_limit_is_null() -> None:
     with live(Door(FCFS()), model=FLAT) as running:
         assert quoted(running, "prompt_tokens=4")["promised_ms"] == {"ttft": None, "tpot": None}
+
+
+@pytest.mark.parametrize("chosen", OnInfeasible)
+def test_a_quote_says_what_becomes_of_a_request_that_would_be_late(chosen: OnInfeasible) -> None:
+    with live(Door(FCFS()), model=FLAT, on_infeasible=chosen) as running:
+        for lengths in ("4", "4,5"):
+            assert quoted(running, f"prompt_tokens={lengths}")["on_infeasible"] == chosen
 
 
 def test_one_question_may_name_several_lengths(server: Live) -> None:
