@@ -55,17 +55,23 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def complete(base: str, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, Any]:
     """Return status and body of one completion."""
-    body = {"model": "m", "prompt": "The cat sat on the mat.", "max_tokens": 8, **fields}
+    body = {"prompt": "The cat sat on the mat.", "max_tokens": 8, **fields}
+    status, text = ask(f"{base}/v1/completions", headers, **body)
+    return status, json.loads(text)
+
+
+def ask(url: str, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, str]:
+    """Return status and text of one answer."""
     request = urllib.request.Request(
-        f"{base}/v1/completions",
-        json.dumps(body).encode(),
+        url,
+        json.dumps({"model": "m", **body}).encode(),
         {"content-type": "application/json", **(headers or {})},
     )
     try:
         with urllib.request.urlopen(request, timeout=300) as answer:
-            return answer.status, json.load(answer)
+            return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        return error.code, error.read().decode()
 
 
 def events(base: str) -> dict[str, float]:
@@ -94,6 +100,30 @@ def test_a_promise_that_cannot_be_kept_is_a_429_at_once(url: str) -> None:
         assert status == 429, body
         assert body["error"]["type"] == "slo_rejected"
     assert any("rejection" in name for name in events(url))
+
+
+SAID = [{"role": "user", "content": "Where did the cat sit?"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": SAID, "max_tokens": 4}),
+        ("/v1/responses", {"input": "Where did the cat sit?", "max_output_tokens": 4}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 4}),
+        ("/v1/chat/completions/batch", {"messages": [SAID, SAID], "max_tokens": 4}),
+    ],
+)
+def test_every_endpoint_for_text_knows_slos_and_refuses_plainly(
+    url: str, path: str, body: dict[str, Any]
+) -> None:
+    for stream in (False, True):
+        status, answer = ask(url + path, stream=stream, **body)
+        assert status == 200
+        assert "system" in answer  # what the emulated device repeats of the chat template
+        for headers in ({"x-slo-ttft-ms": "0.001"}, {"authorization": "Bearer sk-acme"}):
+            status, answer = ask(url + path, headers, stream=stream, **body)
+            assert (status, json.loads(answer)["error"]["type"]) == (429, "slo_rejected")
 
 
 def test_a_key_brings_its_tenants_tier(url: str) -> None:

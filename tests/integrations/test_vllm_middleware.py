@@ -12,7 +12,7 @@ import pytest
 
 from slosched.core import EndReason, Refusal
 from slosched.integrations.vllm import SLOMiddleware
-from slosched.integrations.vllm.middleware import _Answer
+from slosched.integrations.vllm.middleware import _CHOICES, _FORMS, _Answer
 from slosched.integrations.vllm.slo import rejection
 
 PATH = "/v1/chat/completions"
@@ -44,7 +44,12 @@ class App:
 
 
 def ask(
-    app: App, document: dict[str, Any], settings: Any = None, prefix: str = "", **headers: str
+    app: App,
+    document: dict[str, Any],
+    settings: Any = None,
+    prefix: str = "",
+    path: str = PATH,
+    **headers: str,
 ) -> list[dict[str, Any]]:
     """Return the messages sent to the client; the request comes in two pieces.
 
@@ -67,7 +72,7 @@ def ask(
 
     config = SimpleNamespace(additional_config={"slosched": settings or {}})
     server = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
-    scope = {"type": "http", "path": prefix + PATH, "root_path": prefix}
+    scope = {"type": "http", "path": prefix + path, "root_path": prefix}
     asyncio.run(SLOMiddleware(app)({**scope, "headers": pairs, "app": server}, receive, send))
     return sent
 
@@ -97,6 +102,96 @@ def test_paths_under_the_root_path_of_the_server_are_the_same_paths() -> None:
     start, _ = ask(app, {"stream": True}, prefix="/llm", x_slo_ttft_ms="500")
     assert app.document["vllm_xargs"] == {"slo_ttft_ms": 500.0}
     assert start["status"] == 429
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/batch", "/v1/responses", "/v1/messages"])
+def test_every_endpoint_for_text_knows_slo_and_tenant(path: str) -> None:
+    app = App(b"{}")
+    digest = sha256(b"sk").hexdigest()
+    settings = {"tenants": {"acme": {"key_sha256": digest}}}
+    headers = {"x_slo_ttft_ms": "500", "authorization": "Bearer sk"}
+    ask(app, {"on_infeasible": "serve"}, settings, path=path, **headers)
+    assert app.document["vllm_xargs"] == {
+        "slo_ttft_ms": 500.0,
+        "on_infeasible": "serve",
+        "slo_tenant": digest,
+    }
+
+
+EMPTY_RESPONSE = b'{"status":"completed","usage":{"input_tokens":9,"output_tokens":0}}'
+RESPONSE_BEGIN = b'event: response.created\ndata: {"response":{"usage":null}}\n\n'
+ITEM = b'event: response.output_item.added\ndata: {"item":{"content":[]}}\n\n'
+EMPTY_MESSAGE = b'{"type":"message","usage":{"input_tokens":9,"output_tokens":0}}'
+MESSAGE_BEGIN = b'event: message_start\ndata: {"message":' + EMPTY_MESSAGE + b"}\n\n"
+BLOCK = b'event: content_block_start\ndata: {"content_block":{"text":""}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "chunks"),
+    [
+        ("/v1/responses", [EMPTY_RESPONSE]),
+        (
+            "/v1/responses",
+            [RESPONSE_BEGIN, b"event: response.completed\ndata: " + EMPTY_RESPONSE + b"\n\n"],
+        ),
+        ("/v1/messages", [EMPTY_MESSAGE]),
+        (
+            "/v1/messages",
+            [MESSAGE_BEGIN, b'event: message_delta\ndata: {"usage":{"output_tokens":0}}\n\n'],
+        ),
+        ("/v1/chat/completions/batch", [REJECTION]),
+    ],
+)
+def test_an_answer_without_a_token_is_a_429_at_every_endpoint(
+    path: str, chunks: list[bytes]
+) -> None:
+    start, body = ask(App(*chunks), {}, path=path)
+    assert start["status"] == 429
+    assert json.loads(body["body"])["error"]["type"] == "slo_rejected"
+
+
+@pytest.mark.parametrize(
+    ("path", "chunks"),
+    [
+        ("/v1/responses", [EMPTY_RESPONSE.replace(b":0", b":10")]),
+        ("/v1/responses", [b'{"status":"queued","usage":null}']),
+        ("/v1/responses", [RESPONSE_BEGIN, b"event: error\ndata: {}\n\n"]),
+        ("/v1/messages", [EMPTY_MESSAGE.replace(b":0", b":1")]),
+        ("/v1/messages", [MESSAGE_BEGIN, b"event: error\ndata: {}\n\n"]),
+        # Its only token has no text.
+        (
+            "/v1/messages",
+            [MESSAGE_BEGIN, b'event: message_delta\ndata: {"usage":{"output_tokens":1}}\n\n'],
+        ),
+    ],
+)
+def test_any_other_answer_goes_through_at_every_endpoint(path: str, chunks: list[bytes]) -> None:
+    start, *bodies = ask(App(*chunks), {}, path=path)
+    assert start["status"] == 200
+    assert [body["body"] for body in bodies if body["body"]] == chunks
+
+
+@pytest.mark.parametrize(
+    ("path", "begin", "token"),
+    [("/v1/responses", RESPONSE_BEGIN, ITEM), ("/v1/messages", MESSAGE_BEGIN, BLOCK)],
+)
+def test_events_go_through_as_they_come_from_the_first_token_on(
+    path: str, begin: bytes, token: bytes
+) -> None:
+    sent: list[Any] = []
+
+    async def answer() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        to_client = _Answer(send, _FORMS[path])
+        await to_client({"type": "http.response.start", "status": 200, "headers": []})
+        await to_client({"type": "http.response.body", "body": begin, "more_body": True})
+        assert not sent
+        await to_client({"type": "http.response.body", "body": token, "more_body": True})
+        assert [message.get("body") for message in sent] == [None, begin, token]
+
+    asyncio.run(answer())
 
 
 @pytest.mark.parametrize(
@@ -285,7 +380,7 @@ def test_what_is_held_back_is_not_read_again_with_each_event() -> None:
         async def send(_message: Any) -> None:
             raise AssertionError("nothing can be sent before it is known what it is")
 
-        answer = _Answer(send)
+        answer = _Answer(send, _CHOICES)
         await answer({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(1000):
             await answer(Counting(type="http.response.body", body=ROLE, more_body=True))

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from slosched.integrations.vllm.quotes import answer_of
 from slosched.integrations.vllm.settings import SECTION
@@ -35,7 +35,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_PATHS = ("/v1/completions", "/v1/chat/completions")
 _REFUSED = re.compile(rf'"stop_reason": ?"({REJECTED}|{INVALID}):((?:[^"\\]|\\.)*)"'.encode())
 _BEGUN = re.compile(
     rb'"finish_reason": ?"|"tool_calls": ?\[\{|'
@@ -44,9 +43,23 @@ _BEGUN = re.compile(
 _EVENT = re.compile(rb'data: \{(?!.*"role": ?").*"choices": ?\[\{')
 """An event of a token, whose text may be empty.  The first event of a chat has a role instead."""
 _DONE, _ERROR = b"data: [DONE]", b'data: {"error"'
+_ITEM = re.compile(
+    rb"event: (?:content_block|error|response\.(?!created|queued|in_progress|completed))"
+)
+"""An event of /v1/responses or /v1/messages that comes after the first token, or tells an error."""
+_OUTPUT_TOKENS = re.compile(rb'"output_tokens": ?([0-9]+)')
 _RETRY_AFTER_S = 1
 """What is told where no door forecasts when to come again."""
 _NO_TIMES: Mapping[str, float] = {}
+
+
+class _Form(NamedTuple):
+    """How an endpoint answers, as far as it tells refusals from answers."""
+
+    begun: Sequence[re.Pattern[bytes]]
+    """What is in an answer from its first token on."""
+    is_empty: Callable[[bytes], bool]
+    """Tells whether the text of an answer that has not begun is that of one without tokens."""
 
 
 class SLOMiddleware:
@@ -61,7 +74,7 @@ class SLOMiddleware:
         if path == QUOTE_PATH:
             await self._quote(scope, receive, send)
             return
-        if path not in _PATHS:
+        if (form := _FORMS.get(path)) is None:
             await self._app(scope, receive, send)
             return
         body = await _body(receive)
@@ -72,7 +85,7 @@ class SLOMiddleware:
         except BadPromiseError as error:
             await _send_error(send, 400, "invalid_request_error", str(error))
             return
-        await self._app(scope, _once(body, receive), _Answer(send))
+        await self._app(scope, _once(body, receive), _Answer(send, form))
 
     async def _quote(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a question for quotes, which vLLM does not know, if vLLM lets it in.
@@ -96,8 +109,9 @@ class SLOMiddleware:
 class _Answer:
     """Holds the start of a response back until it is known not to be a refusal."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, form: _Form) -> None:
         self._send = send
+        self._form = form
         self._start: Message | None = None
         self._held: list[Message] = []
         self._is_refused = False
@@ -116,15 +130,15 @@ class _Answer:
     async def _decide(self, *, is_last: bool) -> None:
         # What comes in pieces is looked at twice, and not again with each of thousands.
         text = _joined(self._held[-2:])
-        has_begun = bool(_BEGUN.search(text) or _EVENT.search(text))
+        has_begun = any(pattern.search(text) for pattern in self._form.begun)
         if refused := _REFUSED.search(text):
             self._is_refused = True
             why = json.loads(b'"' + refused[2] + b'"')
             await _send_refusal(self._send, refused[1].decode(), why)
-        elif is_last and not has_begun and _is_empty(_joined(self._held)):
-            # vLLM streams nothing for an output without tokens, so the reason is lost.
+        elif is_last and not has_begun and self._form.is_empty(_joined(self._held)):
+            # vLLM does not say of an output without tokens why it ended.
             self._is_refused = True
-            await _send_refusal(self._send, REJECTED, "its stream ended before the first token")
+            await _send_refusal(self._send, REJECTED, "it ended before the first token")
         elif is_last or has_begun:
             assert self._start is not None
             for message in (self._start, *self._held):
@@ -133,13 +147,13 @@ class _Answer:
             self._held.clear()
 
 
-def _path_of(scope: Message) -> str | None:
-    """Return the path of a request as vLLM's routes know it; None for what is no request.
+def _path_of(scope: Message) -> str:
+    """Return the path of a request as vLLM's routes know it; empty for what is no request.
 
     With `--root-path`, vLLM takes paths with that prefix as well as without it.
     """
     if scope["type"] != "http":
-        return None
+        return ""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
@@ -147,9 +161,27 @@ def _joined(messages: Sequence[Message]) -> bytes:
     return b"".join(message.get("body", b"") for message in messages)
 
 
-def _is_empty(text: bytes) -> bool:
-    """Tell whether the text of a stream is that of an output without tokens."""
+def _is_done(text: bytes) -> bool:
+    """Tell whether a stream came to its end without an error; vLLM streams nothing if empty."""
     return _DONE in text and _ERROR not in text
+
+
+def _counts_none(text: bytes) -> bool:
+    """Tell whether the last usage in an answer counts no output token."""
+    counts = _OUTPUT_TOKENS.findall(text)
+    return bool(counts) and int(counts[-1]) == 0
+
+
+_CHOICES = _Form((_BEGUN, _EVENT), _is_done)
+_ITEMS = _Form((_ITEM,), _counts_none)
+_FORMS: Mapping[str, _Form] = {
+    "/v1/completions": _CHOICES,
+    "/v1/chat/completions": _CHOICES,
+    "/v1/chat/completions/batch": _CHOICES,
+    "/v1/responses": _ITEMS,
+    "/v1/messages": _ITEMS,
+}
+"""The paths whose requests have an SLO and whose refusals are made plain."""
 
 
 async def _send_refusal(send: Send, word: str, why: str) -> None:
