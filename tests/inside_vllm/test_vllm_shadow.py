@@ -19,6 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from slosched.core import Policy, SchedulerOutput, SchedulerView
 from slosched.integrations.vllm import SLOScheduler
 from slosched.integrations.vllm.settings import SettingsError
+from slosched.integrations.vllm.shadow import _new_folder
 from slosched.replay.shadow import ShadowRun, read_shadow
 
 NUM_WORKLOADS = 15
@@ -127,6 +128,14 @@ def test_an_slo_that_cannot_be_read_and_a_policy_with_an_error_hurt_nobody(tmp_p
     assert scheduler.truth.fallbacks
     written = {record.request_id for record in read_only_run(tmp_path).records}
     assert written == {arrival.request_id for arrival in others}
+
+
+def test_servers_that_start_in_the_same_second_write_into_folders_of_their_own(
+    tmp_path: Path,
+) -> None:
+    folders = {_new_folder(tmp_path / "shared", engine) for engine in (0, 0, 0, 1, 1)}
+    assert len(folders) == 5
+    assert all(folder.is_dir() for folder in folders)
 
 
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,16 @@ class Shadow(Link):
 
 
 def _new_folder(parent: Path, engine: int) -> Path:
-    """Return a folder for this start of this engine, which is made when it is first written to."""
+    """Make a folder for this start of this engine.
+
+    Servers that share a disk may start in the same second; each gets a folder of its own.
+    """
     name = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
-    return parent / (name if engine == 0 else f"{name}-engine-{engine}")
+    if engine > 0:
+        name += f"-engine-{engine}"
+    for number in count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder
