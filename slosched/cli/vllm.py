@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -31,16 +32,23 @@ if TYPE_CHECKING:
 _PLUGIN = "slosched.integrations.vllm"
 _EMBEDDED = "smollm2-135m"
 _OURS_ALONE = (
+    "admin_api_key",
     "attention",
     "calibrate",
     "device",
     "drain_timeout",
+    "graph_sizes",
+    "hang_timeout",
     "host_kv_tokens",
+    "log_format",
+    "log_interval",
+    "log_requests",
     "lora",
     "max_loras",
     "allow_lora_updates",
     "allowed_origins",
     "max_concurrent_requests",
+    "otlp_traces_endpoint",
     "overlap",
     "preemption",
     "prefix_cache",
@@ -55,6 +63,7 @@ _OURS_ALONE = (
     "ssl_keyfile",
     "step_timeout",
     "threads",
+    "torch_profiler_dir",
     "uvicorn_log_level",
 )
 """Options for slosched's own engine, which vLLM does not have."""
@@ -94,8 +103,11 @@ def split(words: Sequence[str] | None, engine: Engine, model: str) -> tuple[str,
     return model, tuple(rest)
 
 
-def check_vllm(context: typer.Context, *, force: bool) -> None:
-    """Raise unless a tested version of vLLM is installed; with `force`, any version will do."""
+def check_vllm(context: typer.Context, *, force: bool, unused: Sequence[str] = ()) -> None:
+    """Raise unless a tested version of vLLM is installed; with `force`, any version will do.
+
+    Raise ValueError for an option that vLLM does not have, and for those that are `unused`.
+    """
     found = installed_version()
     if found is None:
         raise ExtraMissingError(
@@ -104,7 +116,7 @@ def check_vllm(context: typer.Context, *, force: bool) -> None:
         )
     if not force:
         found.check()
-    if given := [name for name in _OURS_ALONE if is_given(context, name)]:
+    if given := [name for name in (*_OURS_ALONE, *unused) if is_given(context, name)]:
         flag = "--" + given[0].replace("_", "-")
         raise ValueError(f"{flag} is for slosched's own engine; put vLLM's own options after --")
     if is_given(context, "tenant"):
@@ -168,6 +180,23 @@ def _tier(tier: ServiceTier) -> dict[str, Any]:
         "on_infeasible": None if tier.on_infeasible is None else str(tier.on_infeasible),
     }
     return {name: value for name, value in parts.items() if value is not None}
+
+
+def become_server(command: list[str], api_keys: Sequence[str]) -> NoReturn:
+    """Print and run a server's command in place of this process.
+
+    vLLM is told the key that it asks for by a variable: in its command, every user of the machine
+    could read it.  Raise ValueError for several keys, for which vLLM has no variable.
+    """
+    if len(api_keys) > 1:
+        raise ValueError(
+            f"vLLM takes one key from --api-key or SLOSCHED_API_KEY, not {len(api_keys)}; put its "
+            "own option after --: -- --api-key KEY KEY"
+        )
+    if api_keys:
+        os.environ["VLLM_API_KEY"] = api_keys[0]
+    console.print(f"running {shlex.join(command)}", markup=False)
+    os.execv(command[0], command)
 
 
 def serve_command(

@@ -116,11 +116,51 @@ def test_what_vllm_would_refuse_later_is_refused_at_once(cli: Cli, ran: Commands
     assert not ran
 
 
-@pytest.mark.parametrize("flag", ["--overlap", "--threads 2", "--prefix-cache hash"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--overlap",
+        "--threads 2",
+        "--prefix-cache hash",
+        "--kv-tokens 1000",
+        "--graph-sizes 1,2",
+        "--hang-timeout 5s",
+        "--admin-api-key secret",
+        "--torch-profiler-dir profiles",
+        "--log-format json",
+        "--log-interval 5s",
+        "--log-requests",
+        "--otlp-traces-endpoint http://localhost:4317",
+    ],
+)
 def test_options_of_our_own_engine_are_refused(cli: Cli, ran: Commands, flag: str) -> None:
     said = cli(*f"serve --engine vllm org/model {flag}".split())
     assert said.status == 1
     assert f"{flag.split()[0]} is for slosched's own engine" in said.complaint
+    assert not ran
+
+
+@pytest.mark.parametrize("from_variable", [False, True])
+def test_vllm_asks_for_the_key_which_its_command_does_not_show(
+    cli: Cli, ran: Commands, monkeypatch: pytest.MonkeyPatch, from_variable: bool
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "an older one")
+    words = ("serve", "--engine", "vllm", "org/model", "--policy", "fcfs")
+    if from_variable:
+        monkeypatch.setenv("SLOSCHED_API_KEY", "secret")
+    else:
+        words += ("--api-key", "secret")
+    said = cli(*words)
+    assert said.status == 0, said.complaint
+    assert os.environ["VLLM_API_KEY"] == "secret"
+    assert "secret" not in " ".join([*ran[0], said.out])
+
+
+def test_several_keys_are_for_vllms_own_option(cli: Cli, ran: Commands) -> None:
+    words = ("serve", "--engine", "vllm", "org/model", "--policy", "fcfs")
+    said = cli(*words, "--api-key", "one", "--api-key", "two")
+    assert said.status == 1
+    assert "-- --api-key KEY KEY" in said.complaint
     assert not ran
 
 

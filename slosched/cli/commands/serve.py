@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +13,6 @@ import typer
 from slosched.cli import options, vllm
 from slosched.cli.adapters import AdapterOptions
 from slosched.cli.calibration import calibrated_model
-from slosched.cli.console import console
 from slosched.cli.ending import EndingAtOnce
 from slosched.cli.local_model import (
     ExtraMissingError,
@@ -187,14 +184,13 @@ def serve(
     ray.check_unused(context)
     name, rest = vllm.split(words, engine, model.model)
     if engine is vllm.Engine.VLLM:
-        vllm.check_vllm(context, force=force)
+        vllm.check_vllm(context, force=force, unused=["kv_tokens"])
         rule = limits.deadline_rule
         settings = vllm.settings_of(
             policy, service, promise, rule, latency_model, emulate, force=force
         )
         command = vllm.serve_command(context, name, (network.host, network.port), settings, rest)
-        console.print(f"running {shlex.join(command)}", markup=False)
-        os.execv(command[0], command)
+        vllm.become_server(command, api_key or ())
     configure_logging(operator.log_format)
     model = replace(model, model=name)
     try:
