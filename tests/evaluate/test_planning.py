@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from slosched.cli.gpu_offers import model_on
-from slosched.core import SLO
+from slosched.core import SLO, DeadlineRule, Limits
 from slosched.evaluate.capacity.outcomes import OUTCOME, Outcomes
 from slosched.evaluate.planning import Counts, Offer, Search, priced, reach_of
 from slosched.evaluate.planning.trials import judge
@@ -101,6 +102,19 @@ def test_what_is_late_alone_on_a_replica_is_out_of_reach() -> None:
     assert "slow: no number of replicas has more than 25.0%" in said
     assert "75.0% miss their TPOT, as a decode takes 101 ms" in said
     assert "25.0% do not fit into the KV cache" in said
+
+
+def test_what_comes_early_makes_up_for_slow_decodes_under_the_envelope() -> None:
+    # A prefill of 100 tokens takes 0.2 s, a decode 0.1 s: the last of 10 tokens comes at 1.1 s, and
+    # of 100 at 10.1 s.
+    lines = [(100, 10), (100, 100)]
+    banking = replace(SimulationConfig(), limits=Limits(deadline_rule=DeadlineRule.ENVELOPE))
+    kind = ReplicaKind(linear(0.001, 0.1), banking)
+    reach = reach_of(kind, [trace_of(*lines, slo=SLO(1.0, 0.08))])
+    assert (reach.share, reach.too_late, reach.too_slow) == (0.5, 0.0, 0.5)
+    late = reach_of(kind, [trace_of(*lines, slo=SLO(0.1, 0.08))])
+    assert (late.too_late, late.too_slow) == (1.0, 1.0), "nothing is early"
+    assert reach_of(kind, [trace_of(*lines, slo=SLO(math.inf, 0.08))]).share == 1.0
 
 
 def test_a_guess_is_near_what_the_rate_needs() -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from statistics import median
 from typing import NamedTuple
 
-from slosched.core import BatchShape
+from slosched.core import BatchShape, DeadlineRule
 from slosched.fleet.steady import MeanRequest, sustained_rate
 from slosched.fleet.view import ReplicaKind
 from slosched.kv import PrefixCaching
@@ -101,9 +101,11 @@ def reach_of(kind: ReplicaKind, traces: Sequence[Trace]) -> Reach:
     """Return the share of all requests that this kind of replica can serve in time.
 
     Steps take what the latency model says, without scatter.  With a prefix cache a prefill may be
-    shorter, and with draft tokens a decode may be, so then neither is taken to be too long.
+    shorter, and with draft tokens a decode may be, so then neither is taken to be too long.  Under
+    the rule `envelope` decodes may use up the time by which the first token comes early.
     """
     config, model = kind.config, kind.model
+    banks_slack = config.limits.deadline_rule is DeadlineRule.ENVELOPE
     may_hit = config.prefix_cache is not PrefixCaching.OFF
 
     @cache
@@ -117,11 +119,17 @@ def reach_of(kind: ReplicaKind, traces: Sequence[Trace]) -> Reach:
         return model.predict(shape)
 
     def kept_by(request: TraceRequest) -> tuple[bool, bool, bool]:
-        prompt = request.num_prompt_tokens
-        has_decodes = request.num_output_tokens > 1 and config.drafts is None
+        prompt, num_decodes, slo = (
+            request.num_prompt_tokens,
+            request.num_output_tokens - 1,
+            request.slo,
+        )
+        early_s = slo.ttft_s - (0.0 if may_hit else prefill_s(prompt))
+        has_decodes = num_decodes > 0 and config.drafts is None
+        banked_s = max(0.0, early_s) / num_decodes if has_decodes and banks_slack else 0.0
         return (
-            may_hit or prefill_s(prompt) <= request.slo.ttft_s,
-            not has_decodes or decode_s(prompt) <= request.slo.tpot_s,
+            early_s >= 0,
+            not has_decodes or decode_s(prompt) <= slo.tpot_s + banked_s,
             prompt + request.num_output_tokens <= config.kv_tokens,
         )
 
