@@ -293,6 +293,26 @@ def test_predicted_sees_a_rise_coming() -> None:
     assert sustained_rate(few, MeanRequest(8, 1)) == 16
 
 
+def test_predicted_lets_a_fleet_go_when_hardly_anything_comes_any_more() -> None:
+    # A replica sustains 32 requests/s of 8 tokens each, of which it is to serve 0.64.
+    busy = [(0.5 * i, 8, 8) for i in range(40)]
+    quiet = [(60.0 * i, 8, 8) for i in (1, 2, 3)]
+    leases: list[Lease] = []
+    simulate_fleet(
+        make_trace(*busy, *quiet),
+        FCFS(),
+        make_replicas(4, kv_tokens=2**16),
+        LeastRequests(),
+        CONFIG,
+        scaling=Scaling("predicted:window_s=10,load=0.02,every_s=5,hold_s=5", 1),
+        on_lease=leases.append,
+    )
+    assert len(leases) == 3
+    closed_s = [lease.closed_s for lease in leases if lease.closed_s is not None]
+    assert len(closed_s) == 2, "one stays, as the fleet must"
+    assert max(closed_s) <= 60.0
+
+
 @pytest.mark.parametrize(
     ("num_now", "measured", "wanted"), [(4, 5.4, 4), (4, 5.6, 5), (4, 15, 12), (4, 0, 0)]
 )

@@ -26,7 +26,8 @@ class Predicted(Scaler):
       same requests; answers that have not ended have the mean length of the last ones that have.
     - The fleet has so many replicas that each is loaded to the share `load` of that.
 
-    Until an answer has ended it wants what there is.  Source: ours.
+    Until an answer has ended it wants what there is, and no replica where nothing has arrived for
+    `window_s`, so that the fleet shrinks.  Source: ours.
     """
 
     window_s: float = 120.0
@@ -50,8 +51,10 @@ class Predicted(Scaler):
 
     def num_wanted(self, state: FleetState) -> int:
         self._look(state)
-        if not self._outputs or len(self._arrived) < 2:
+        if not self._outputs:
             return state.num_replicas
+        if not self._arrived:
+            return 0
         promised = [r.slo.tpot_s for r in self._arrived if r.slo.tpot_s < math.inf]
         mean = MeanRequest(
             fmean(r.num_prompt_tokens for r in self._arrived),
