@@ -28,11 +28,13 @@ from slosched.evaluate.bounds import (
     roofline_bound,
     roofline_of,
 )
+from slosched.kv import PrefixCaching
 from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import bundled_models, load_model
 from slosched.perfmodel.peaks import GPUS
 from slosched.perfmodel.transformers import MODELS
 from slosched.policy import POLICIES
+from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest, read_trace
@@ -158,6 +160,23 @@ def test_bounds_of_says_which_is_tightest_and_when_none_holds() -> None:
         assert noisy.each == found.each
         assert f"({kind} 0.1" in (noisy.why_none_holds or "")
         assert math.isnan(noisy.ratio(1))
+
+
+def test_no_bound_holds_where_a_sliding_window_gives_back_kv_blocks() -> None:
+    model = load_model("h100/llama-3.1-8b")
+    slo = SLO(3.0, 0.03)
+    requests = [TraceRequest(str(i), 0.2 * i, 4000, 600, slo) for i in range(30)]
+    trace = Trace.of(requests, "long prompts")
+    config = SimulationConfig(num_blocks=625, window_tokens=256)
+    found = bounds_of(trace, model, config)
+    served = simulate(trace, make_policy("goodput"), model, config)
+    num_good = sum(
+        is_good(RequestRecord.from_request(request), DeadlineRule.MEAN_TPOT) for request in served
+    )
+    assert num_good > found.tightest.num_good, "or there is no need to say so"
+    assert "sliding window" in (found.why_none_holds or "")
+    cached = replace(config, prefix_cache=PrefixCaching.HASH)
+    assert bounds_of(trace, model, cached).why_none_holds is None, "then nothing is given back"
 
 
 def test_a_request_that_does_not_fit_into_the_kv_cache_is_not_counted() -> None:

@@ -109,6 +109,11 @@ def why_no_bound_holds(trace: Trace, config: SimulationConfig) -> str | None:
     """Return None if good requests may be divided by a bound; else the reason, in words."""
     if config.prefix_cache is not PrefixCaching.OFF and trace.prefix_block_tokens is not None:
         return "it counts every prompt token as work, and the prefix cache saves some"
+    if config.prefix_cache is PrefixCaching.OFF and config.window_tokens is not None:
+        return (
+            "it counts the KV blocks of whole contexts, and with a sliding window requests give "
+            "back those that no token sees"
+        )
     if trace.is_closed_loop:
         return "it knows when each request arrives, and turns of sessions wait for each other"
     if config.drafts is not None:
