@@ -89,6 +89,7 @@ def test_timestamps_that_are_not_quantised_are_left_alone(tmp_path):
         (AZURE.replace(",27", ",27,1"), 4, "4 values"),
         (AZURE.replace("2023-11-17", "yesterday"), 4, "TIMESTAMP is 'yesterday 18"),
         ("arrival_s,input_tokens,output_tokens\n1,1,1\nnan,1,1\n", 3, "arrival_s is 'nan'"),
+        ("arrival_s,input_tokens,output_tokens\n1,1.0,1\n2,1.5,1\n", 3, "input_tokens is '1.5'"),
         ("arrival_s,input_tokens,output_tokens\n1,1,1\n\ninf,1,1\n", 4, "arrival_s is 'inf'"),
         (mooncake(0, 1) + '{"timestamp": 2,\n', 3, "not JSON"),
         (mooncake(0, 1) + "[1]\n", 3, "expected a JSON object"),
@@ -224,6 +225,22 @@ def test_parquet_keeps_its_provenance_in_the_metadata(tmp_path):
     header = json.loads(metadata[b"slosched_trace"])
     assert header == {"slosched_trace": 1, "name": "one", "provenance": {"seed": 1}}
     assert parquet.read_table(path).to_pylist()[0]["num_output_tokens"] == 2
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_lengths_are_read_that_pandas_wrote_as_fractions(tmp_path, suffix):
+    path = tmp_path / f"gaps{suffix}"
+    gaps = {"arrival_s": [0.0, 1.0, 2.0], "input_tokens": [3, None, 5], "output_tokens": [1, 2, 3]}
+    table = pd.DataFrame(gaps)
+    if suffix == ".csv":
+        table.to_csv(path, index=False)
+    elif suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, orient="records", lines=True)
+    trace = read_trace(path, skip_bad=True)
+    assert trace.prompt_tokens.tolist() == [3, 5]
+    assert trace.provenance["rows_bad"] == 1
 
 
 def test_a_parquet_of_others_is_recognised_by_its_columns(tmp_path):

@@ -89,11 +89,14 @@ class Row:
         return RowError(message, column)
 
     def tokens(self, column: str, least: int = 1) -> int:
+        """Return a whole number of tokens, also of "12.0", as pandas writes a column with gaps."""
         value = self.values.get(column)
-        if isinstance(value, str) and value.strip().isdecimal() and len(value) < 19:
-            value = int(value)
+        if isinstance(value, str):
+            whole, _, fraction = value.strip().partition(".")
+            if whole.isdecimal() and len(whole) < 19 and not fraction.strip("0"):
+                value = int(whole)
         elif isinstance(value, float) and value.is_integer():
-            value = int(value)  # as pandas writes a column with gaps
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(column, f"a whole number of tokens, at least {least}")
         if value > MOST_TOKENS:
