@@ -32,8 +32,8 @@ class GammaArrivals:
     cv: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.cv < math.inf:
-            raise ValueError(f"cv must be positive and finite, not {self.cv!r}")
+        if not 1e-9 <= self.cv <= 1000:
+            raise ValueError(f"cv of gamma gaps must be between 1e-9 and 1000, not {self.cv!r}")
 
     def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
         shape = self.cv**-2

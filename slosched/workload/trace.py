@@ -18,7 +18,7 @@ import numpy as np
 from slosched.core import SLO, OnInfeasible
 from slosched.workload.marks import Adapters, Priorities
 from slosched.workload.programs import with_program_deadlines, with_think_times
-from slosched.workload.request import TraceError, TraceRequest
+from slosched.workload.request import MOST_TOKENS, TraceError, TraceRequest
 from slosched.workload.slo import SLORule, Tiers
 from slosched.workload.statistics import (
     FloatArray,
@@ -254,8 +254,11 @@ class Trace:
         A small device can thus be offered the mix of a large device's trace.  Prefix hashes stay,
         and their blocks are scaled by the same factor.
         """
-        if not 0 < factor < math.inf:
-            raise ValueError(f"lengths can be scaled by a positive factor, not {factor!r}")
+        if not 0 < factor <= MOST_TOKENS:
+            raise ValueError(
+                f"lengths can be scaled by a positive factor of at most {MOST_TOKENS}, the most "
+                f"tokens of a prompt, not {factor!r}"
+            )
         block = self.prefix_block_tokens
         scaled_block = None if block is None else max(1, round(block * factor))
         requests = [

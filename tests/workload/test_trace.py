@@ -220,3 +220,10 @@ def test_statistics_of_a_span_that_is_far_too_long():
         arrivals_s = np.array([0.0, 0.5, 2.0, last_s])
         assert dispersion_of_counts(arrivals_s, 1.0) == pytest.approx(5 / 3)
         assert interarrival_cv(arrivals_s) == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1e308, math.inf, math.nan])
+def test_lengths_are_scaled_by_a_factor_that_leaves_them_lengths(factor):
+    trace = Trace.of([TraceRequest("a", 0.0, 200, 20)], "one")
+    with pytest.raises(ValueError, match="lengths can be scaled by a positive factor of at most"):
+        trace.with_lengths_scaled(factor)
