@@ -324,6 +324,7 @@ def test_what_is_said_of_requests_is_in_the_key_and_traces_without_keep_theirs()
         for one in marked
     ]
     assert len({trace_digest(trace), *digests}) == 5
+    assert trace_digest(replace(trace, prefix_block_tokens=512)) != trace_digest(trace)
 
 
 _IN_ANOTHER_PROCESS = """

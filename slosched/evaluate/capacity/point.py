@@ -20,6 +20,9 @@ from slosched.workload.trace import Trace
 
 POINT_FORMAT = 1
 """A part of every key, raised when the meaning of a point changes."""
+_USUAL_BLOCK_TOKENS = 16
+"""Traces whose prefix hashes stand for so many tokens keep the digests of earlier versions, which
+did not look at that number."""
 
 
 class CapacityError(SloschedError):
@@ -144,6 +147,8 @@ def trace_digest(trace: Trace) -> str:
     turns = [(r.think_s, r.program_s) for r in trace.requests]
     if set(turns) != {(None, None)}:
         summed.update(repr(turns).encode())
+    if trace.prefix_block_tokens not in (None, _USUAL_BLOCK_TOKENS):
+        summed.update(repr(trace.prefix_block_tokens).encode())
     late = [r.on_infeasible for r in trace.requests]
     if set(late) != {OnInfeasible.REJECT}:
         summed.update(repr(late).encode())
