@@ -80,6 +80,8 @@ def _tier(name: str, parts: Iterable[str]) -> ServiceTier:
             case "on-infeasible":
                 on_infeasible = OnInfeasible(value.strip())
             case "best-effort":
+                if value:
+                    raise ValueError(f"best-effort stands alone, without {value.strip()!r}")
                 on_infeasible = OnInfeasible.RELEGATE
             case _:
                 raise ValueError(f"there is no part {part!r}{meant(key, _PARTS)}")
