@@ -9,8 +9,12 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any
 
 import numpy as np
@@ -87,6 +91,15 @@ class Illegal(Policy):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         return SchedulerOutput({"nobody": 1})
+
+
+class LastFirst(ThreadPoolExecutor):
+    """One thread that begins what came last, as a busy machine may end replays in any order."""
+
+    def __init__(self, max_workers: int, initialize: Callable[[], None]) -> None:
+        super().__init__(max_workers, initializer=initialize)
+        waiting: Any = LifoQueue()
+        self._work_queue = waiting
 
 
 # Values of capacities
@@ -491,6 +504,34 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
         assert len(store.frame()) == seen[-1]
     resumed = Study(list(sweep.measured.values()), windows)
     assert resumed.frame().equals(straight.frame())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_does_not_matter_which_of_the_replays_under_way_end_first(seed: int) -> None:
+    windows = [poisson(seed + i, n=80) for i in range(3)]
+    here = study([contender()], windows)
+    sweep = Sweep([contender()], windows, PLAN)
+    sweep.run(partial(LastFirst, 1))
+    assert Study(list(sweep.measured.values()), windows).frame().equals(here.frame())
+
+
+@pytest.mark.parametrize("num_before", [4, 10, 14])
+def test_a_sweep_that_stopped_within_a_round_finds_the_same(
+    tmp_path: Path, num_before: int
+) -> None:
+    windows = [poisson(2 + i, n=80) for i in range(3)]
+    straight = study([contender()], windows)
+
+    def interrupt(_done: int, _expected: int) -> None:
+        raise KeyboardInterrupt
+
+    with Store(tmp_path / "points.sqlite") as store:
+        for _ in range(num_before):
+            with pytest.raises(KeyboardInterrupt):
+                Sweep([contender()], windows, PLAN, store).run(local_pool(1), interrupt)
+        sweep = Sweep([contender()], windows, PLAN, store)
+        sweep.run(local_pool(1))
+    assert Study(list(sweep.measured.values()), windows).frame().equals(straight.frame())
 
 
 @pytest.mark.slow

@@ -43,7 +43,11 @@ class _Task(NamedTuple):
 
 
 class Sweep:
-    """The searches of all contenders.  `run` may be interrupted: a store keeps what is done."""
+    """The searches of all contenders.  `run` may be interrupted: a store keeps what is done.
+
+    A contender's searches ask for replays in rounds, and what they ask next depends on the whole
+    round.  So the results do not depend on which replay ends first, nor on interruptions.
+    """
 
     def __init__(
         self,
@@ -129,22 +133,27 @@ class Sweep:
         return True
 
     def _new_tasks(self, running: Collection[_Task]) -> list[_Task]:
-        """Return the replays that the searches need, that are not running and not in the store."""
-        busy = {(task.measured.name, task.place, task.window) for task in running}
+        """Return the replays of each next round, as far as they are not in the store.
+
+        A contender of which a replay is running has none.
+        """
+        busy = {task.measured.name for task in running}
         tasks = []
         for measured in self.measured.values():
-            wanted = measured.wanted()
-            # Recall all of a round before asking for the next, as when they were simulated.
-            while sum(self._recall(measured, *place) for place in wanted):
-                wanted = measured.wanted()
-            tasks += [
-                _Task(measured, k, i, self._point(measured, k, i))
-                for k, i in wanted
-                if (measured.name, k, i) not in busy
-            ]
+            if measured.name not in busy:
+                places = self._next_round(measured)
+                tasks += [_Task(measured, k, i, self._point(measured, k, i)) for k, i in places]
         if not tasks and not running and self._share_rates():
             return self._new_tasks(running)
         return tasks
+
+    def _next_round(self, measured: Measured) -> list[tuple[int, int]]:
+        """Return the next places and windows to simulate; rounds that the store has are over."""
+        while wanted := measured.wanted():
+            missing = [place for place in wanted if not self._recall(measured, *place)]
+            if missing:
+                return missing
+        return []
 
     def _recall(self, measured: Measured, place: int, window: int) -> bool:
         """Take a replay from the store and tell whether it was there."""
