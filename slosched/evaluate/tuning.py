@@ -201,7 +201,10 @@ class Tuner:
         self.trials: dict[str, Trial] = {}
 
     def run(self, make_pool: MakePool, on_trial: OnTrial | None = None) -> Tuned:
-        """Return the best setting, which is the policy as it was if nothing beats it."""
+        """Return the best setting, which is the policy as it was if nothing beats it.
+
+        Raises CapacityError if no setting could be replayed.
+        """
         (best,) = self._try([{}], make_pool, on_trial)
         for _ in range(MAX_ROUNDS):
             before = best
@@ -210,6 +213,8 @@ class Tuner:
                 best = max([best, *self._try(others, make_pool, on_trial)], key=_score)
             if best is before:
                 break
+        if best.error:
+            raise CapacityError(f"no setting of {self._base.policy} could be tried: {best.error}")
         limits = {name: int(best.setting[name]) for name in LIMITS if name in best.setting}
         return Tuned(
             base=self._base.policy,

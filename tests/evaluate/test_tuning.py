@@ -67,6 +67,13 @@ def test_what_a_policy_declares_is_tried() -> None:
     assert "token_budget" in values_of("sarathi", {})
 
 
+def test_where_no_setting_can_be_replayed_the_reason_is_told() -> None:
+    alone = [synthesize("poisson", num_requests=1, seed=seed) for seed in range(2)]
+    tuner = Tuner(BASE, {"speed": ["1", "3"]}, alone, Objective(target=0.9), precision=0.1)
+    with pytest.raises(CapacityError, match=r"no setting of .*Hampered could be tried: .* no rate"):
+        tuner.run(local_pool(1))
+
+
 def test_the_best_is_judged_on_other_requests() -> None:
     found = tuned(Objective(target=0.9), speed=["3"])
     study = judge(BASE, found, windows(0), PLAN, local_pool(1))
