@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from slosched.core import EndReason, LatencyModel, Request
+from slosched.core import EndReason, LatencyModel, OnInfeasible, Request
 from slosched.policy.door import Door
 from slosched.policy.kit.quote import Quote, decode_s, prompt_s
 
@@ -45,11 +45,15 @@ def offer_of(door: Door, request: Request, model: LatencyModel) -> Offer:
 
 
 def quotes_document(
-    offers: Sequence[Offer], model_name: str, occupancy: Occupancy
+    offers: Sequence[Offer], model_name: str, occupancy: Occupancy, on_infeasible: OnInfeasible
 ) -> dict[str, object]:
-    """Return the answer to GET /v1/quote: a quote, or a list of them if there are several."""
+    """Return the answer to GET /v1/quote: a quote, or a list of them if there are several.
+
+    `on_infeasible` says what becomes of requests that cannot be in time and do not say it.
+    """
     quotes = [_document(offer, model_name, occupancy) for offer in offers]
-    return quotes[0] if len(quotes) == 1 else {"object": "list", "data": quotes}
+    document = quotes[0] if len(quotes) == 1 else {"object": "list", "data": quotes}
+    return {**document, "on_infeasible": on_infeasible.value}
 
 
 def _document(offer: Offer, model_name: str, occupancy: Occupancy) -> dict[str, object]:

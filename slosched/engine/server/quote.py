@@ -35,5 +35,4 @@ def quotes_of(
         raise ApiError(501, str(error), code="no_quote") from error
     scheduler = worker.scheduler
     occupancy = Occupancy(scheduler.num_running, scheduler.num_waiting, scheduler.kv.used_fraction)
-    document = quotes_document(offers, model_name, occupancy)
-    return {**document, "on_infeasible": on_infeasible.value}
+    return quotes_document(offers, model_name, occupancy, on_infeasible)

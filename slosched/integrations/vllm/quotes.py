@@ -48,8 +48,7 @@ class Teller(NamedTuple):
             for n in lengths_tokens
         ]
         offers = [offer_of(door, request, model) for request in requests]
-        document = quotes_document(offers, self.model_name, occupancy)
-        return {**document, "on_infeasible": self.on_infeasible.value}
+        return quotes_document(offers, self.model_name, occupancy, self.on_infeasible)
 
 
 def answer_calls() -> None:
