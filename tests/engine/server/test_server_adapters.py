@@ -52,8 +52,8 @@ def expected(model: LoadedModel, paths: list[Path]) -> list[list[int]]:
 @pytest.fixture
 def url(model: LoadedModel, paths: list[Path]) -> Iterator[str]:
     """A server with one adapter, and a prefix cache."""
-    kv = KVCache(128, 4, 0, HashIndex())
-    executor = TorchExecutor(model, num_blocks=128, block_size=4)
+    kv = KVCache(512, 4, 0, HashIndex())
+    executor = TorchExecutor(model, num_blocks=512, block_size=4)
     worker = EngineWorker(Engine(Scheduler(FCFS(), kv), executor, MonotonicClock()))
     tokenizer = HuggingFaceTokenizer(model.tokenizer, model.vocab_size, model.eos_token_ids)
     adapters = Adapters(model.load_adapter)
@@ -190,8 +190,9 @@ def test_metrics_name_the_adapters_in_use(url: str) -> None:
         return str(labels)
 
     async def scenario(client: Any) -> tuple[str, str]:
-        body = {**FIELDS, "model": "sql", "max_tokens": 400, "stream": True}
+        body = {**FIELDS, "model": "sql", "max_tokens": 1800, "stream": True}
         async with client.post("/v1/completions", json=body) as streaming:
+            assert streaming.status == 200
             await streaming.content.readline()
             async with client.get("/metrics") as page:
                 during = shown(await page.text())
