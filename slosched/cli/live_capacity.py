@@ -53,6 +53,7 @@ class LiveOptions:
             "simulator.",
         ),
     ] = None
+    api_key: options.ServerKey = None
     time_limit: Annotated[
         float,
         typer.Option(
@@ -105,7 +106,7 @@ def measure_live(
     from slosched.evaluate.capacity import CapacityError, Study
 
     effort = Effort(live.time_limit, live.max_requests)
-    client = ReplayOptions(client_timeout_s=client_timeout_s)
+    client = ReplayOptions(client_timeout_s=client_timeout_s, api_key=live.api_key)
     search = LiveSearch(_NAME, url, windows, plan, rule, effort, client)
     with progress_bar() as progress:
         task = progress.add_task(f"trials at {url}", total=None)

@@ -22,6 +22,7 @@ import aiohttp
 
 from slosched.core import NO_SLO, SLO, EndReason, OnInfeasible, RequestStatus, SloschedError
 from slosched.metrics import RequestRecord
+from slosched.replay.keys import KEY_STATUSES, key_headers, why_no_key
 from slosched.replay.prompts import PLAIN_IDS, plain_prompt
 from slosched.workload.http_slo import BEST_EFFORT_HEADER, ON_INFEASIBLE_FIELD, slo_headers
 from slosched.workload.trace import Trace, TraceRequest
@@ -61,6 +62,8 @@ class ReplayOptions:
 
     model: str | None = None
     """The model to ask for; None takes the first that the server names."""
+    api_key: str | None = None
+    """The key that the server asks for."""
     seed: int = 0
     """The seed of the random prompts."""
     token_range: tuple[int, int] | None = None
@@ -99,8 +102,9 @@ def replay(
     the base model serves the request, and the report counts it.  `on_record` is called when a
     request ends.
 
-    Raises ReplayError if the server does not answer, has another model or refuses the warm-up, or
-    if a request of the trace wants several answers (`n`), which this client cannot tell apart.
+    Raises ReplayError if the server does not answer, asks for another key than that of `options`,
+    has another model or refuses the warm-up, or if a request of the trace wants several answers
+    (`n`), which this client cannot tell apart.
     """
     return asyncio.run(replay_async(trace, base_url, options, on_record=on_record))
 
@@ -121,7 +125,10 @@ async def replay_async(
         )
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    headers = key_headers(options.api_key)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=headers
+    ) as session:
         target = await _find_target(session, base_url.rstrip("/"), options)
         await _warm_up(target, trace, options)
         return await _Run(target, options, on_record).play(trace)
@@ -173,6 +180,8 @@ async def _find_target(session: aiohttp.ClientSession, url: str, options: Replay
             response.raise_for_status()
             models = {entry["id"]: entry for entry in (await response.json())["data"]}
     except aiohttp.ClientResponseError as error:
+        if error.status in KEY_STATUSES:
+            raise ReplayError(why_no_key(url, error.status, options.api_key)) from error
         raise ReplayError(
             f"{url}/v1/models is not an OpenAI-compatible answer (HTTP {error.status}: "
             f"{error.message})"

@@ -27,6 +27,7 @@ from slosched.engine.step_lines import (
 )
 from slosched.perfmodel import Profile, ServerTime, write_profile
 from slosched.perfmodel.measurement import append_measurement
+from slosched.replay.keys import KEY_STATUSES, key_headers, why_no_key
 
 _SILENCE_S = 30.0
 """A server that is alive sends at least an empty line every second."""
@@ -73,17 +74,21 @@ class OnProgress(Protocol):
 
 
 def record_steps(
-    url: str, recording: Recording, time_limit_s: float, on_progress: OnProgress
+    url: str,
+    recording: Recording,
+    time_limit_s: float,
+    on_progress: OnProgress,
+    api_key: str | None = None,
 ) -> None:
     """Write every step of the server at `url` to `recording.path` as it comes.
 
     Returns after `time_limit_s`, to within a second, or when the server has shut down.  The file is
     begun with the first step and always holds all steps recorded so far, so that any end (Ctrl-C
-    too) leaves a profile.  Raises RecordError if no slosched server answers, or if the connection
-    breaks.
+    too) leaves a profile.  Raises RecordError if no slosched server answers, if it asks for another
+    key than `api_key`, or if the connection breaks.
     """
     start_s = time.monotonic()
-    with _lines(url) as lines:
+    with _lines(url, api_key) as lines:
         head = next(lines, None)
         if not isinstance(head, Head):
             raise RecordError(f"{url}{PATH} does not begin by saying what the server is")
@@ -121,20 +126,21 @@ def _what_is_kept(recording: Recording) -> str:
 
 
 @contextmanager
-def _lines(url: str) -> Iterator[Iterator[Line | None]]:
+def _lines(url: str, api_key: str | None) -> Iterator[Iterator[Line | None]]:
     """Yield the lines that the server streams, until the connection ends or breaks."""
     connection, path = _connection(url)
     try:
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=key_headers(api_key))
             response = connection.getresponse()
         except (http.client.HTTPException, OSError) as error:
             raise RecordError(
                 f"no server answers at {url} ({getattr(error, 'strerror', None) or error}); "
                 "start one with `slosched serve`"
             ) from error
-        _check(response, url)
-        yield _read(response)
+        with response:
+            _check(response, url, api_key)
+            yield _read(response)
     finally:
         connection.close()
 
@@ -149,7 +155,9 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
     return kind(parts.hostname, parts.port, timeout=_SILENCE_S), parts.path.rstrip("/") + PATH
 
 
-def _check(response: http.client.HTTPResponse, url: str) -> None:
+def _check(response: http.client.HTTPResponse, url: str, api_key: str | None) -> None:
+    if response.status in KEY_STATUSES:
+        raise RecordError(why_no_key(url, response.status, api_key))
     if response.status == 503:
         raise RecordError(f"{url} refused: {response.read().decode(errors='replace'):.300}")
     if response.status != 200 or response.headers.get_content_type() != MEDIA_TYPE:

@@ -142,6 +142,14 @@ def test_missing_steps_are_counted(tmp_path: Path) -> None:
     assert (recording.num_steps, recording.num_missing, recording.ended) == (2, 7, "enough")
 
 
+def test_a_server_that_asks_for_a_key_is_given_it(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "traffic.csv")
+    with live(api_keys=("secret",)) as server:
+        with pytest.raises(RecordError, match=r"asks for a key \(HTTP 401\).*--api-key"):
+            record_steps(server.url, recording, 1, quietly)
+        record_steps(server.url, recording, 0.2, quietly, "secret")
+
+
 def test_no_server(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"no server answers at http://127.0.0.1:1 .*refused"):
         record_steps("http://127.0.0.1:1", Recording(tmp_path / "t.csv"), 1, quietly)

@@ -204,6 +204,17 @@ def test_no_server_and_the_wrong_model() -> None:
             replay(make_trace(2), server.url)
 
 
+def test_a_server_that_asks_for_a_key_is_given_it() -> None:
+    trace = make_trace(3)
+    with live(api_keys=("secret",)) as server:
+        with pytest.raises(ReplayError, match=r"asks for a key \(HTTP 401\).*--api-key"):
+            replay(trace, server.url)
+        with pytest.raises(ReplayError, match="asks for another key"):
+            replay(trace, server.url, ReplayOptions(api_key="guessed"))
+        report = replay(trace, server.url, ReplayOptions(api_key="secret"))
+    assert [r.status for r in report.records] == [RequestStatus.FINISHED] * 3
+
+
 def test_a_server_of_another_kind_is_not_said_to_be_absent() -> None:
     with live() as server, pytest.raises(ReplayError, match=r"answer \(HTTP 404"):
         replay(make_trace(2), f"{server.url}/elsewhere")

@@ -68,6 +68,7 @@ def profile(
     ] = True,
     source: SourceOptions = SourceOptions(),
     record: RecordUrl = None,
+    api_key: options.ServerKey = None,
     engine: EngineName = Engine.TORCH,
     words: Words = None,
     seed: options.Seed = 0,
@@ -96,7 +97,7 @@ def profile(
         source.compose(model.model, out, ComposedRun.of(context, limits, seed, overwrite))
         return
     if record is not None:
-        record_to(out, record, time_limit, overwrite)
+        record_to(out, record, time_limit, overwrite, api_key)
         return
     name, rest = split(words, engine, model.model)
     limits = limits.on(context, is_cpu=runs_on_cpu(model))

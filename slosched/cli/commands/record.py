@@ -24,7 +24,9 @@ RecordUrl = Annotated[
 ]
 
 
-def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None:
+def record_to(
+    out: Path, url: str, time_limit_s: float, overwrite: bool, api_key: str | None
+) -> None:
     """Write the server's steps to `out` until the time is up, the server stops, or Ctrl-C."""
     if out.exists() and not overwrite:
         raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
@@ -36,7 +38,7 @@ def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None
             progress.update(task, completed=int(elapsed_s), description=_described(recording))
 
         try:
-            record_steps(url, recording, time_limit_s, show)
+            record_steps(url, recording, time_limit_s, show, api_key)
         except KeyboardInterrupt:
             progress.update(task, description=f"{_described(recording)}; stopped by Ctrl-C")
     if recording.ended is not None:

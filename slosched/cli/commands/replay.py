@@ -50,6 +50,7 @@ def replay(
             "simulator.",
         ),
     ] = None,
+    api_key: options.ServerKey = None,
     policy: options.PolicyName = "goodput",
     like: Like = None,
     promise: options.TracePromiseOptions = options.TracePromiseOptions(),
@@ -122,7 +123,7 @@ def replay(
             )
         name = "the server"
         timeout_s = replica.client_timeout
-        outcome = Outcome(_replay_until_ctrl_c(requests, url, seed, timeout_s))
+        outcome = Outcome(_replay_until_ctrl_c(requests, url, seed, timeout_s, api_key))
         setting: dict[str, object] = {"client_timeout_s": timeout_s}
     else:
         entry = Entry(context, limits, kv, replica, fleet, seed)
@@ -226,11 +227,11 @@ class ReplayStopped(KeyboardInterrupt):
 
 
 def _replay_until_ctrl_c(
-    trace: Trace, url: str, seed: int, client_timeout_s: float | None
+    trace: Trace, url: str, seed: int, client_timeout_s: float | None, api_key: str | None
 ) -> list[RequestRecord]:
     """Return the records of all requests, or after Ctrl-C of those that had ended."""
     try:
-        return replay_live(trace, url, seed, client_timeout_s)
+        return replay_live(trace, url, seed, client_timeout_s, api_key)
     except ReplayStopped as stopped:
         if not stopped.records:
             raise
@@ -242,7 +243,11 @@ def _replay_until_ctrl_c(
 
 
 def replay_live(
-    trace: Trace, url: str, seed: int, client_timeout_s: float | None = None
+    trace: Trace,
+    url: str,
+    seed: int,
+    client_timeout_s: float | None = None,
+    api_key: str | None = None,
 ) -> list[RequestRecord]:
     """Replay against a server with a progress bar; print a note if the client sent anything late.
 
@@ -257,7 +262,7 @@ def replay_live(
             "pip install 'slosched[serve]'"
         ) from error
     ended: list[RequestRecord] = []
-    client = ReplayOptions(seed=seed, client_timeout_s=client_timeout_s)
+    client = ReplayOptions(seed=seed, client_timeout_s=client_timeout_s, api_key=api_key)
     with progress_bar() as progress:
         task = progress.add_task(f"replaying against {url}", total=len(trace))
 

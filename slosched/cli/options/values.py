@@ -124,6 +124,17 @@ def out_file(what: str) -> Any:
     return typer.Option("--out", "-o", dir_okay=False, callback=writable, help=what)
 
 
+ServerKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        envvar="SLOSCHED_API_KEY",
+        help="The key of a running server that asks for one.",
+    ),
+]
+
+
 def is_given(context: typer.Context, name: str) -> bool:
     """Tell whether the user gave this option on the command line."""
     source = context.get_parameter_source(name)
