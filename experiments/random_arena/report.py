@@ -16,6 +16,7 @@ from experiments.random_arena.figures import MOST_RATIO, clipped, distribution, 
 from experiments.random_arena.play import HIGHEST, LOWEST, OVERLOAD, REFERENCE_TARGET, Effort
 from experiments.random_arena.results import Row
 from experiments.random_arena.workloads import PROMISED
+from slosched.evaluate.capacity.results import Flag
 
 PAGE = Path(__file__).parents[2] / "docs" / "random_arena.md"
 DESIGN_SEEDS, FORMER_SEEDS, REPORT_SEED = (1, 2), (3, 4, 5, 6, 7, 8), 9
@@ -126,6 +127,8 @@ def _results(rows: Sequence[Row]) -> Iterator[str]:
         f"most {MOST_RATIO:g} and at least 1/{MOST_RATIO:g}. Where only one of the two reaches the "
         "target at any rate, there is no ratio."
     )
+    if warning := _flagged(rows):
+        yield warning
     heads = ["metric", "best", "cells", "geometric mean", "worst", "in cell"]
     heads += [
         "surely below 1",
@@ -134,6 +137,22 @@ def _results(rows: Sequence[Row]) -> Iterator[str]:
         "only the best reaches",
     ]
     yield table(heads, [_summary(rows, m, g) for m in METRICS for g in _GROUPS], 2)
+
+
+def _flagged(rows: Sequence[Row]) -> str:
+    """Return how many capacities are to be read with care; empty if there is none."""
+    flags = [one["flags"] for row in rows for one in row.get("capacity", [])]
+    found = [each for each in flags if Flag.UNREACHABLE not in each]
+    num_short, num_growing = (
+        sum(flag in each for each in found) for flag in (Flag.SHORT, Flag.QUEUE_GROWS)
+    )
+    if not num_short + num_growing:
+        return ""
+    return (
+        f"Of the {len(found)} capacities that were found in these cells, {num_short} are of "
+        f"replays that are half over before the device has warmed up, and at {num_growing} the "
+        "queue still grew: longer windows would give others."
+    )
 
 
 def _summary(rows: Sequence[Row], metric: str, group: str) -> list[object]:

@@ -159,6 +159,15 @@ def test_the_page_counts_cells_and_names_those_where_ours_is_behind(row: Row) ->
     assert "| 2.1 | capacity 99%" not in page
 
 
+def test_the_page_counts_the_capacities_to_be_read_with_care(row: Row) -> None:
+    cell = {**row["cell"], "seed": report.REPORT_SEED}
+    flags = (["short", "queue grows"], ["short"], ["unreachable"], [])
+    capacity = [{**row["capacity"][0], "flags": each} for each in flags]
+    page = report.text([{**row, "cell": cell, "capacity": capacity}], has_figure=False)
+    assert "Of the 3 capacities that were found in these cells, 2 are of replays" in page
+    assert "and at 1 the queue still grew" in page
+
+
 def _made(row: Row) -> Row:
     names = ("source", "contenders", "cpu_s", "code_digest", "git_hash", "command", "machine")
     return {name: row[name] for name in (*names, "made")}
