@@ -140,6 +140,8 @@ class SGLang(PlansBesideDecodes):
         if not len(running) == decodes.num_decodes <= view.limits.max_num_batched_tokens:
             return None
         self._ratio.decay()
+        if view.waiting:  # Who joins now stands before who is preempted later.
+            queues.adopt_waiting(view)
         self._goes_on_with(running, view.waiting)
         return SchedulerOutput()
 

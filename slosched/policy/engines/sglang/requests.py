@@ -67,7 +67,7 @@ class Queues:
         elif self.chunked is not None and self.chunked.num_tokens > self.num_chunked_tokens:
             self.chunked = last.chunked = None  # another policy has computed the rest of its prompt
         last.requests = [r for r in last.requests if r is last.chunked or self._is_decode(r)]
-        self._adopt_waiting(view, self._adopt_running(view))
+        self.adopt_waiting(view, self._adopt_running(view))
         return has_idled
 
     def turn_away(
@@ -150,7 +150,7 @@ class Queues:
             self.cut(begun.pop(0))
         return begun
 
-    def _adopt_waiting(self, view: SchedulerView, begun: Sequence[Request]) -> None:
+    def adopt_waiting(self, view: SchedulerView, begun: Sequence[Request] = ()) -> None:
         """Add newcomers at the end of the waiting queue, and the begun prompts at its front."""
         self.waiting, self.newcomers = [r for r in self.waiting if r.status in _QUEUED], ()
         if len(self.waiting) < len(view.waiting) + len(view.swapped):
