@@ -41,7 +41,7 @@ from slosched.engine.server.operator_routes import operator_routes
 from slosched.engine.server.page import answer_page
 from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of, sample
 from slosched.engine.server.prompts import PromptEncoder
-from slosched.engine.server.quote import parse_prompt_tokens, quotes_of
+from slosched.engine.server.quote import parse_promise, parse_prompt_tokens, quotes_of
 from slosched.engine.server.request_id import EchoRequestId
 from slosched.engine.server.request_log import RequestLog
 from slosched.engine.server.root_path import UnderRootPath
@@ -211,8 +211,9 @@ class _Api:
     async def quote(self, http: HTTPRequest) -> Response:
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
-        service = parse_service(http.headers, http.query_params, self._config)
-        slo = parse_slo(http.headers, http.query_params, service.default_slo)
+        promise = parse_promise(http.query_params)
+        service = parse_service(http.headers, promise, self._config)
+        slo = parse_slo(http.headers, promise, service.default_slo)
         arrival_s = self._worker.now_s() - self._config.per_request_s  # as those to be served
         requests = []
         for num_tokens in parse_prompt_tokens(http.query_params, self._max_model_len):

@@ -20,7 +20,7 @@ from slosched.engine.server.api_keys import has_key
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.errors import ApiError, not_serving, wrong_key
 from slosched.engine.server.model_control import ModelControl, UpdateMode, flush, install
-from slosched.engine.server.values import Body, flag, strings, wrong
+from slosched.engine.server.values import Body, flag, query_flag, strings, wrong
 from slosched.engine.server.worker import EngineWorker, NotServingError
 
 log = logging.getLogger(__name__)
@@ -86,12 +86,8 @@ class _Operator:
         return JSONResponse({"success": True, "aborted": names})
 
     async def reset_prefix_cache(self, http: HTTPRequest) -> Response:
-        retracts = http.query_params.get("reset_running_requests", "false").lower()
-        if retracts not in ("true", "false"):
-            raise wrong("reset_running_requests", retracts, "true or false")
-        num_held = await self._worker.operate(
-            lambda engine: flush(engine, retracts=retracts == "true")
-        )
+        retracts = query_flag(http.query_params, "reset_running_requests")
+        num_held = await self._worker.operate(lambda engine: flush(engine, retracts=retracts))
         log.info("the prefix cache was reset; %d blocks that requests hold stay in it", num_held)
         return JSONResponse({"success": num_held == 0, "num_held_blocks": num_held})
 

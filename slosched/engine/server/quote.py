@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from slosched.core import OnInfeasible, Request
 from slosched.engine.server.errors import ApiError
+from slosched.engine.server.values import Body, query_flag
 from slosched.engine.server.worker import EngineWorker, NoQuoteError
 from slosched.policy.offer import Occupancy, quotes_document
 from slosched.workload.http_quote import PROMPT_FIELD, asked_lengths
+from slosched.workload.http_slo import BEST_EFFORT_FIELD
+
+
+def parse_promise(query: Mapping[str, str]) -> Body:
+    """Return what a query asks for, as the body of a generation would say it."""
+    return {**query, BEST_EFFORT_FIELD: query_flag(query, BEST_EFFORT_FIELD)}
 
 
 def parse_prompt_tokens(query: Mapping[str, str], max_model_len: int) -> list[int]:

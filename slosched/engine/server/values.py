@@ -44,6 +44,14 @@ def flag(body: Body, name: str, *, default: bool = False) -> bool:
     return value
 
 
+def query_flag(query: Mapping[str, str], name: str) -> bool:
+    """Return what the query of a URL says in words; without the word it is false."""
+    text = query.get(name, "false")
+    if text.lower() not in ("true", "false"):
+        raise wrong(name, text, "true or false")
+    return text.lower() == "true"
+
+
 def mapping(body: Body, name: str) -> Body:
     """Return the object in a field; it is empty if there is none."""
     value = body.get(name)

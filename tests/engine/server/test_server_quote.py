@@ -89,6 +89,20 @@ def test_a_quote_says_what_becomes_of_a_request_that_would_be_late(chosen: OnInf
             assert quoted(running, f"prompt_tokens={lengths}")["on_infeasible"] == chosen
 
 
+@pytest.mark.parametrize(("said", "becomes"), [("true", "relegate"), ("False", "reject")])
+def test_a_quote_may_ask_for_best_effort(server: Live, said: str, becomes: str) -> None:
+    quote = quoted(server, f"prompt_tokens=100&slo_ttft_ms=4&slo_best_effort={said}")
+    assert (quote["would_refuse"], quote["on_infeasible"]) == ("unkeepable", becomes)
+
+
+def test_a_word_that_is_no_best_effort_is_named(server: Live) -> None:
+    status, text = server.get("/v1/quote?prompt_tokens=100&slo_best_effort=yes")
+    assert status == 400
+    assert (
+        json.loads(text)["error"]["message"] == "slo_best_effort must be true or false, not 'yes'"
+    )
+
+
 def test_one_question_may_name_several_lengths(server: Live) -> None:
     several = quoted(server, "prompt_tokens=20,100")
     assert several["object"] == "list"
