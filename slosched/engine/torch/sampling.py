@@ -186,7 +186,7 @@ class _Drawing:
     def change(self, logits: Tensor, row: _Row) -> None:
         """Overwrite the logits as the request wishes, and of what it may not have in this place."""
         if self.penalties is not None:
-            self.penalties.apply(logits, [*self.outputs, *row.drafts])
+            self.penalties.apply(logits, row.drafts)
         if self.allowed is not None:
             kept = logits[self.allowed]
             logits.fill_(_NEVER)
@@ -210,6 +210,8 @@ class _Drawing:
     def accept(self, token: int) -> None:
         """Note a token that the request emits."""
         self.outputs.append(token)
+        if self.penalties is not None:
+            self.penalties.accept(token)
         if self.grammar is not None:
             self.grammar.accept(token)
 
