@@ -71,11 +71,17 @@ def run_profile(local: Measured, limits: Limits, out: Path, run: ProfileRun) -> 
     return Profile(tuple(rows), provenance)
 
 
+def begun_profile(out: Path) -> Profile | None:
+    """Return the profile that `out` has so far; None if the file does not exist or is empty."""
+    if not out.exists() or out.stat().st_size == 0:
+        return None
+    return read_profile(out, may_be_empty=True)
+
+
 def _continued(out: Path, provenance: dict[str, str]) -> list[Measurement]:
     """Return the rows that `out` already has; none if the file does not exist or is empty."""
-    if not out.exists() or out.stat().st_size == 0:
+    if (found := begun_profile(out)) is None:
         return []
-    found = read_profile(out, may_be_empty=True)
     for name in sorted((provenance.keys() | found.provenance.keys()) - _CHANGES):
         ours, theirs = provenance.get(name, ""), found.provenance.get(name, "")
         if ours != theirs:

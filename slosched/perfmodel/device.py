@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from slosched.core import SloschedError
 from slosched.perfmodel.model import FittedModel
+
+_SETTINGS = ("model", "dtype", "threads", "attention")
+"""Facts of a provenance on which the time of a step depends, besides the device."""
 
 
 class OtherDeviceError(SloschedError):
@@ -43,6 +47,20 @@ def check_device(model: FittedModel, device: str, count: int = 1) -> None:
         f"the latency model is of {theirs}{measured}, but this device is {ours}{device}: its "
         "deadlines would be wrong; leave it out to have this device measured, or insist with "
         "--force"
+    )
+
+
+def other_settings(model: FittedModel, facts: Mapping[str, str]) -> str:
+    """Return the settings with which the model was measured, where those here are others.
+
+    `facts` are those of the model that is to run, by the names of a provenance.  What either does
+    not say is taken to be the same.  Example: `dtype bfloat16 (here float32), threads 2 (here 1)`.
+    """
+    said = ((name, model.provenance.get(name), facts.get(name)) for name in _SETTINGS)
+    return ", ".join(
+        f"{name} {theirs} (here {ours})"
+        for name, theirs, ours in said
+        if theirs and ours and theirs != ours
     )
 
 

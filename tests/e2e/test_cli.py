@@ -662,6 +662,17 @@ def test_profile_goes_on_where_it_stopped_and_spares_the_files_of_others(cli: Cl
     assert "seed 8" in read_profile(path).provenance["plan"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_profile_goes_on_with_the_type_with_which_it_began(cli: Cli, dtype: str) -> None:
+    """Which of the two is faster here differs from start to start where both are about as fast."""
+    plan = (*PROFILE, "--batches", "12", "--passes", "1", "--no-server", "-o", "p.csv")
+    assert cli(*plan, "--dtype", dtype).status == 0
+    said = cli(*plan)
+    assert said.status == 0, said.err
+    assert f"tiny-random on cpu in {dtype}" in said.out
+    assert "going on" in said.out
+
+
 def test_a_single_request_has_no_rate(cli: Cli) -> None:
     said = cli("compare", "-n", "1", "-p", "fcfs", *LEFT)
     assert said.out.splitlines()[1].rstrip() == "1 request of azure_conv"

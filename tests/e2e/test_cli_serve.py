@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from command_line import Said, Server, serving
+from factories import make_model
 
 from slosched.core import EndReason, RequestStatus
-from slosched.perfmodel import load_model
+from slosched.perfmodel import LinearModel, load_model, save_model
+from slosched.perfmodel.device import cpu_name
 from slosched.replay.files import read_records
 
 pytestmark = pytest.mark.e2e
@@ -281,6 +283,20 @@ def test_a_latency_model_of_another_device_serves_if_forced() -> None:
     with serving(*forced) as server:
         assert "profiling" not in server.announced
         assert server.get("/health")[0] == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_server_has_the_type_with_which_its_latency_model_was_measured(
+    tmp_path: Path, dtype: str
+) -> None:
+    facts = {"device": cpu_name(), "dtype": dtype, "threads": "3", "model": "tiny-random"}
+    save_model(LinearModel(make_model().coefficients, provenance=facts), tmp_path / "m.json")
+    tiny = ("-m", "tiny-random", "--threads", "1", "--attention", "sdpa", "--kv-tokens", "1024")
+    with serving(*tiny, "--latency-model", str(tmp_path / "m.json")) as server:
+        said = " ".join(server.announced.split())
+        assert f"tiny-random on cpu in {dtype}" in said
+        assert "warning: the latency model was measured with threads 3 (here 1):" in said
 
 
 def test_a_real_model_from_its_first_start_to_sigterm(tmp_path: Path, cli: Cli) -> None:

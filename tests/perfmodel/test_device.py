@@ -6,7 +6,7 @@ import pytest
 from factories import make_model
 
 from slosched.perfmodel import LinearModel, bundled_models, load_model
-from slosched.perfmodel.device import OtherDeviceError, check_device
+from slosched.perfmodel.device import OtherDeviceError, check_device, other_settings
 
 
 def model_of(**provenance: str) -> LinearModel:
@@ -68,3 +68,11 @@ def test_a_model_of_another_device_is_refused_with_both_names(
 def test_every_bundled_model_knows_its_device(name: str) -> None:
     with pytest.raises(OtherDeviceError, match="a toaster"):
         check_device(load_model(name), "a toaster")
+
+
+def test_settings_that_differ_are_told_with_both_values() -> None:
+    here = {"model": "tiny", "dtype": "float32", "threads": "1", "attention": "cpp"}
+    assert other_settings(model_of(**here), here) == ""
+    assert other_settings(model_of(), here) == "", "what is not said may be the same"
+    theirs = model_of(**(here | {"dtype": "bfloat16", "threads": "2"}))
+    assert other_settings(theirs, here) == "dtype bfloat16 (here float32), threads 2 (here 1)"

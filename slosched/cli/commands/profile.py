@@ -15,7 +15,7 @@ from slosched.cli.composed_profile import ComposedRun, SourceOptions
 from slosched.cli.console import console
 from slosched.cli.local_model import open_local, runs_on_cpu
 from slosched.cli.option_groups import grouped
-from slosched.cli.profile_run import ProfileRun, run_profile, summary
+from slosched.cli.profile_run import ProfileRun, begun_profile, run_profile, summary
 from slosched.cli.profile_server import profile_server
 from slosched.cli.vllm import Engine, EngineName, Words, check_vllm, open_vllm, split
 
@@ -108,6 +108,9 @@ def profile(
         measured = run_profile(theirs, limits.limits(), out, run)
         console.print(f"wrote {out}: {summary(measured, theirs.block_bytes)}", markup=False)
         return
+    begun = None if overwrite else begun_profile(out)
+    if begun is not None:
+        model = model.as_measured(begun.provenance)
     local = open_local(replace(model, model=name), kv, limits.limits(), seed)
     measured = run_profile(local, limits.limits(), out, run)
     console.print(f"wrote {out}: {summary(measured, local.block_bytes)}", markup=False)

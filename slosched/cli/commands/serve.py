@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli import options, vllm
 from slosched.cli.adapters import AdapterOptions
 from slosched.cli.calibration import calibrated_model
+from slosched.cli.console import console
 from slosched.cli.ending import EndingAtOnce
 from slosched.cli.local_model import (
     ExtraMissingError,
@@ -46,7 +48,7 @@ from slosched.perfmodel import (
     load_model,
     with_longer_steps,
 )
-from slosched.perfmodel.device import check_device, is_of_cpu
+from slosched.perfmodel.device import check_device, is_of_cpu, other_settings
 from slosched.perfmodel.scheduling import check_can_schedule
 from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 from slosched.policy.door import Door, Refuse
@@ -225,7 +227,7 @@ def serve(
     else:
         given = None if latency_model is None else _schedulable(latency_model, force=force)
         local = open_local(
-            model,
+            model if given is None or force else model.as_measured(given.provenance),
             kv,
             limits.limits(),
             num_prefix_host_blocks=prefix_host.num_blocks,
@@ -372,6 +374,16 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
     )
 
 
+def _warn_of_other_settings(given: FittedModel, local: LocalModel) -> None:
+    """Print a warning if the latency model was measured with other settings than those here."""
+    if others := other_settings(given, local.provenance()):
+        console.print(
+            f"[bold yellow]warning:[/] the latency model was measured with {escape(others)}: if "
+            "steps take another time so, promises that could be kept are refused, and others are "
+            "broken.  Serve with the same options as `slosched profile`, or profile with these."
+        )
+
+
 def _real(
     local: LocalModel,
     given: FittedModel | None,
@@ -380,6 +392,8 @@ def _real(
 ) -> _Device:
     if given is not None and not force:
         check_device(given, local.provenance()["device"])
+    if given is not None:
+        _warn_of_other_settings(given, local)
     model = given or calibrated()
     return _Device(
         name=local.loaded.name,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+_MEASURED_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+"""The types with which the torch engine may have been measured."""
 
 
 class Format(StrEnum):
@@ -33,7 +37,11 @@ class ModelOptions:
         str, typer.Option(help="Device that runs the model: auto, cpu, cuda or cuda:1.")
     ] = "auto"
     dtype: Annotated[
-        str, typer.Option(help="Type of the weights: auto, float32, bfloat16 or float16.")
+        str,
+        typer.Option(
+            help="Type of the weights: float32, bfloat16, float16, or auto: that of the "
+            "measurement which is used or continued, else the faster one."
+        ),
     ] = "auto"
     load_format: Annotated[
         Format,
@@ -61,3 +69,14 @@ class ModelOptions:
         int | None,
         typer.Option(min=1, help="CPU threads that torch uses: 2.  Default: torch's own choice."),
     ] = None
+
+    def as_measured(self, facts: Mapping[str, str]) -> ModelOptions:
+        """Return the options with the type of weights of a measurement, if they leave it open.
+
+        `facts` is the provenance of the measurement.  On a CPU the faster type is found anew at
+        each start, and where both are nearly as fast it is now this one and now that one.
+        """
+        measured = facts.get("dtype", "")
+        if self.dtype != "auto" or measured not in _MEASURED_DTYPES:
+            return self
+        return replace(self, dtype=measured)
