@@ -110,7 +110,7 @@ def described(trace: Trace) -> str:
 def note_nothing_promised() -> None:
     """Print a note that every finished request is good, as no request has an SLO."""
     console.print(
-        "[yellow]note:[/] nothing was promised, so every finished request is good: "
+        "[yellow]note:[/] no request was promised a time, so every finished one is good: "
         "promise something, for example with --slo-ttft 1s --slo-tpot 50ms"
     )
 

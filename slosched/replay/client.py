@@ -192,9 +192,11 @@ async def _find_target(session: aiohttp.ClientSession, url: str, options: Replay
         ) from error
     except (ValueError, LookupError, TypeError) as error:
         raise ReplayError(f"{url}/v1/models is not an OpenAI-compatible answer") from error
-    name = options.model if options.model is not None else next(iter(models), None)
-    if name is None or name not in models:
-        raise ReplayError(f"{url} serves {', '.join(models) or 'no model'}, not {options.model!r}")
+    if not models:
+        raise ReplayError(f"{url} serves no model now: a router does so while no replica is up")
+    name = next(iter(models)) if options.model is None else options.model
+    if name not in models:
+        raise ReplayError(f"{url} serves {', '.join(models)}, not {name!r}")
     token_range = options.token_range or _plain_ids(models[name].get("vocab_size"))
     return _Target(session, url, name, token_range, options.seed, frozenset(models) - {name})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 
 from slosched.policy.portfolio.evaluation import Evaluation
 from slosched.replay.files import RecordsError
@@ -26,7 +27,7 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
     if not path.exists():
         raise RecordsError(
             f"{folder} has no {FILE_NAME}: name the folder of a simulated replay of a portfolio on "
-            f"one replica, as `slosched replay -p portfolio -o {folder}` leaves it"
+            f"one replica, as `slosched replay -p portfolio -o {quote(str(folder))}` leaves it"
         )
     try:
         lines = path.read_text("utf-8").splitlines()

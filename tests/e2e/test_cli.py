@@ -248,7 +248,7 @@ def test_replay_scores_a_trace_and_leaves_records_and_figures(cli: Cli) -> None:
         "replay", "--trace", "t.csv", "--policy", "edf:drop=expired,token_budget=256", "-o", "run"
     )
     assert said.status == 0
-    assert "nothing was promised" not in said.out
+    assert "no request was promised a time" not in said.out
     trace, replay = read_trace("t.csv"), read_records(Path("run/records.jsonl"))
     assert [r.request_id for r in replay.records] == [r.request_id for r in trace.requests]
     for record, request in zip(replay.records, trace.requests, strict=True):
@@ -275,11 +275,18 @@ def test_a_replay_is_traced_where_it_is_asked_to(cli: Cli) -> None:
     said = cli("replay", "-n", "5", "--policy", "fcfs", "--perfetto", "deep/trace.json")
     assert said.status == 0, said.err
     assert "wrote deep/trace.json" in said.out
-    assert "nothing was promised" in said.out
+    assert "no request was promised a time" in said.out
     trace = json.loads(Path("deep/trace.json").read_text())
     assert trace["otherData"]["policy"] == "fcfs"
     finished = [e for e in trace["traceEvents"] if e.get("args", {}).get("outcome") == "good"]
     assert len(finished) == 5
+
+
+def test_a_program_with_a_deadline_is_not_said_to_have_been_promised_nothing(cli: Cli) -> None:
+    said = cli("replay", "--trace", "sessions", "-n", "5", "--slo-program", "1m")
+    assert said.status == 0, said.err
+    assert "nothing was promised" not in said.out
+    assert "no request was promised a time, so every finished one is good" in said.out
 
 
 def test_names_with_brackets_are_told_as_they_are(cli: Cli) -> None:
@@ -464,6 +471,8 @@ def test_figures_in_a_folder_without_a_report_are_not_removed(cli: Cli) -> None:
 def test_what_a_portfolio_did_is_that_of_the_last_replay(cli: Cli) -> None:
     replay = ("replay", "-n", "5", *LEFT, "-p")
     assert cli(*replay, "portfolio").status == 0
+    said = cli("replay", "-n", "5", "--no-figures", "-p", "portfolio", "-o", "a b")
+    assert "slosched explain 'a b'" in said.out, "it can be typed as it is"
     assert cli("explain", "out").out == (
         "The portfolio never asked: nearly all requests were served as promised.\n"
     )

@@ -203,7 +203,7 @@ def test_ctrl_c_keeps_what_a_replay_has_measured(gpu: Server, cli: Cli) -> None:
     assert said.status == 130
     assert "stopped by Ctrl-C: 2 of 3 requests had ended" in said.out
     assert "2 of 3 requests of t, judged by" in said.out
-    assert "nothing was promised" in said.out
+    assert "no request was promised a time" in said.out
     assert len(read_records(Path("live/records.jsonl")).records) == 2
 
 

@@ -231,7 +231,9 @@ TOTAL = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
 
 
 @contextmanager
-def scripted_server(answer: bytes, content_type: bytes = b"text/event-stream") -> Iterator[str]:
+def scripted_server(
+    answer: bytes, content_type: bytes = b"text/event-stream", models: bytes = MODELS
+) -> Iterator[str]:
     """Run a server that answers every POST with the same bytes and closes the connection."""
 
     def talk() -> None:
@@ -247,7 +249,7 @@ def scripted_server(answer: bytes, content_type: bytes = b"text/event-stream") -
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
                 lines.read(length)
-                kind, body = (b"application/json", MODELS) if is_get else (content_type, answer)
+                kind, body = (b"application/json", models) if is_get else (content_type, answer)
                 connection.sendall(
                     b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: %b\r\n\r\n%b"
                     % (kind, body)
@@ -288,6 +290,13 @@ def test_other_servers_and_broken_streams(
     [record] = report.records
     assert (record.status, record.num_output_tokens) == (status, num_tokens)
     assert [error in message for message in report.errors] == ([True] if error else [])
+
+
+def test_a_server_without_models_is_said_to_have_none() -> None:
+    with scripted_server(b"", models=b'{"data": []}') as url:
+        for model in (None, "m"):
+            with pytest.raises(ReplayError, match="serves no model now: a router"):
+                replay(make_trace(2), url, ReplayOptions(model=model))
 
 
 def test_an_error_with_brackets_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -210,7 +211,7 @@ def _leave(
     wrote += ", and its figures as PNG and SVG" if draws else ""
     if outcome.evaluations is not None:
         write_evaluations(out, outcome.evaluations)
-        said = f"why the portfolio chose what it chose: slosched explain {out}"
+        said = f"why the portfolio chose what it chose: slosched explain {quote(str(out))}"
         console.print(said, markup=False)
     if len(outcome.steps) + len(outcome.records) <= _MAX_TRACED:
         write_perfetto(trace, outcome.records, outcome.steps, rule, provenance)
