@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -119,6 +120,8 @@ class Door(Wrapper, Doorkeeper):
         # Several answers to one prompt that are served all the same get an eased SLO at once.
         is_welcome = request.on_infeasible is OnInfeasible.SERVE and request.group is None
         refusal = None if is_welcome else self._refusal(expected, model)
+        if refusal is not None and is_kept:
+            expected.due_s = math.inf  # it goes behind all others
         if refusal is None or is_kept:
             self._quoter.add(expected)
             self._strictness.let_in(request)

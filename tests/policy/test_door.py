@@ -25,7 +25,7 @@ from slosched.core import (
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.metrics import RequestRecord, is_good, summarize
 from slosched.perfmodel import load_model
-from slosched.policy import EDF, FCFS, Door
+from slosched.policy import EDF, FCFS, Door, Goodput
 from slosched.policy.door import Refuse
 from slosched.policy.kit.drop import Drop
 from slosched.policy.spec import PolicySpecError, make_policy
@@ -269,6 +269,26 @@ def test_prompts_of_one_length_do_not_overtake_each_other() -> None:
     waiting, at_door = num_good("goodput"), num_good("goodput+door")
     assert waiting < 0.95 * len(trace)
     assert at_door >= 0.99 * waiting
+
+
+@pytest.mark.parametrize(
+    ("slo", "on_infeasible"),
+    [(NO_SLO, OnInfeasible.REJECT), (SLO(ttft_s=0.01, tpot_s=0.05), OnInfeasible.RELEGATE)],
+    ids=["without a promise", "refused and served all the same"],
+)
+def test_what_only_gets_what_others_leave_over_overtakes_nobody(
+    slo: SLO, on_infeasible: OnInfeasible
+) -> None:
+    """In half a second a hundred shorter prompts come, four seconds of prefills."""
+    replica = make_scheduler(
+        Door(Goodput()), num_blocks=100_000, model=load_model("h100/llama-3.1-8b")
+    )
+    for i in range(100):
+        request = R(f"r{i}", 2000, due_s=0.0, arrival_s=i / 200).request()
+        request.slo, request.on_infeasible = slo, on_infeasible
+        replica.add_request(request)
+    new = R("new", 2100, due_s=1.5, tpot_s=0.05, arrival_s=0.5).request()
+    assert replica.judge(new) is None
 
 
 def test_short_prompts_are_let_in_while_a_long_one_runs() -> None:

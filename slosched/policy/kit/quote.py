@@ -224,7 +224,8 @@ class Quoter:
     def add(self, expected: Expected) -> None:
         """Count a request that waits from now on."""
         self._note_arrival(expected)
-        self._prospects.let_in(expected.request.arrival_s, expected.work_s, expected.num_tokens)
+        if not self._is_left_over(expected):
+            self._prospects.let_in(expected.request.arrival_s, expected.work_s, expected.num_tokens)
         self._prompts[expected.request.request_id] = expected
         if (lineup := self._lineup) is not None:
             lineup.add(expected)
@@ -389,7 +390,16 @@ class Quoter:
         return min(seconds, self._speed.seconds_for(needed_s + shorter_s, unseen_s=unseen_s))
 
     def _note_arrival(self, expected: Expected) -> None:
-        self._arrivals.append((expected.request.arrival_s, expected.num_tokens, expected.work_s))
+        if not self._is_left_over(expected):
+            arrival_s = expected.request.arrival_s
+            self._arrivals.append((arrival_s, expected.num_tokens, expected.work_s))
+
+    def _is_left_over(self, expected: Expected) -> bool:
+        """Tell whether a request that arrives only gets what others leave over; it overtakes none.
+
+        How long others wait is foreseen from arrivals, of which it is none.
+        """
+        return not self._all_press and expected.due_s >= expected.request.arrival_s + FAR_S
 
     def _advance(self, name: str, output: SchedulerOutput, model: LatencyModel) -> float:
         """Note what the step computes of a prompt; return the work that is done by that."""
