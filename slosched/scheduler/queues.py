@@ -54,8 +54,9 @@ class Queues:
     def put_first(self, request: Request) -> None:
         """Put a request in front of those that wait, in an OrderedDict."""
         assert isinstance(self.waiting, OrderedDict), "a plain dict cannot take one in front"
-        self.put_last(request)
+        self.waiting[request.request_id] = request
         self.waiting.move_to_end(request.request_id, last=False)
+        self.index.note(request, is_first=True)
 
     def remove(self, request: Request) -> None:
         """Take a request out of its queue."""

@@ -24,49 +24,65 @@ class WaitingIndex:
         self._lengths = _Sorted(attrgetter("num_tokens"))
         self._deadlines = _Sorted(attrgetter("deadline_s"))
 
-    def note(self, request: Request) -> None:
-        """Note a request that has come to wait.
+    def note(self, request: Request, *, is_first: bool = False) -> None:
+        """Note a request that has come to wait, behind all others or as the first.
 
         As long as it does, it must not become longer or due sooner.
         """
-        self._lengths.add(request)
-        self._deadlines.add(request)
+        self._lengths.note(request, is_first)
+        self._deadlines.note(request, is_first)
 
     def longest_tokens(self, queue: Mapping[str, Request]) -> int:
         """Return the most prompt and output tokens of a request in `queue`; 0 if it is empty."""
         return int(self._lengths.largest(queue))
 
     def due_by(self, until_s: float, queue: Mapping[str, Request]) -> list[Request]:
-        """Return the requests in `queue` whose deadline is at most `until_s`, by deadline."""
+        """Return the requests in `queue` whose deadline is at most `until_s`, by deadline.
+
+        Those with the same deadline are in the order of the queue.
+        """
         return self._deadlines.up_to(until_s, queue)
 
 
 class _Sorted:
-    """The ids of requests, sorted by a value that may have changed since they were added."""
+    """The ids of requests, sorted by a value that may have changed since they were noted.
+
+    Those of the same value are sorted by their place in the queue, so that names do not matter.
+    """
 
     def __init__(self, value: Callable[[Request], float]) -> None:
         self._value = value
-        self._entries: list[tuple[float, str]] | None = None
+        self._entries: list[tuple[float, int, str]] | None = None
+        """Value, place in the queue and request id."""
+        self._first = self._last = 0
+        """The places of the first and of the last one."""
         self._most_entries = 0
         """Entries beyond which they are forgotten until somebody asks again."""
 
-    def add(self, request: Request) -> None:
+    def note(self, request: Request, is_first: bool) -> None:
+        if is_first:
+            self._first -= 1
+        else:
+            self._last += 1
+        self._add(request, self._first if is_first else self._last)
+
+    def _add(self, request: Request, place: int) -> None:
         if self._entries is not None:
-            insort(self._entries, (self._value(request), request.request_id))
+            insort(self._entries, (self._value(request), place, request.request_id))
             if len(self._entries) > self._most_entries:
                 self._entries = None
 
     def largest(self, queue: Mapping[str, Request]) -> float:
         entries = self._read(queue)
         while entries:
-            value, request_id = entries[-1]
+            value, place, request_id = entries[-1]
             if (request := queue.get(request_id)) is None:
                 entries.pop()
             elif self._value(request) == value:
                 return value
             else:
                 entries.pop()
-                self.add(request)
+                self._add(request, place)
         return 0
 
     def up_to(self, limit: float, queue: Mapping[str, Request]) -> list[Request]:
@@ -74,23 +90,31 @@ class _Sorted:
         while True:
             end = bisect_right(entries, limit, key=itemgetter(0))
             found: dict[str, Request] = {}
-            moved: list[Request] = []
-            for value, request_id in entries[:end]:
-                if (request := queue.get(request_id)) is not None:
-                    if value_of(request) == value:
-                        found[request_id] = request
-                    else:  # its SLO was eased
-                        moved.append(request)
-            if len(found) < end:
-                entries[:end] = [(value_of(r), request_id) for request_id, r in found.items()]
+            kept: list[tuple[float, int, str]] = []
+            moved: list[tuple[Request, int]] = []
+            for entry in entries[:end]:
+                value, place, request_id = entry
+                if (request := queue.get(request_id)) is None or request_id in found:
+                    continue
+                if value_of(request) == value:
+                    found[request_id] = request
+                    kept.append(entry)
+                else:  # its SLO was eased
+                    moved.append((request, place))
+            if len(kept) < end:
+                entries[:end] = kept
             if not moved:
                 return list(found.values())
-            for request in moved:
-                self.add(request)
+            for request, place in moved:
+                self._add(request, place)
 
-    def _read(self, queue: Mapping[str, Request]) -> list[tuple[float, str]]:
+    def _read(self, queue: Mapping[str, Request]) -> list[tuple[float, int, str]]:
         """Return the entries, read anew if most of them are of requests that wait no longer."""
         self._most_entries = 2 * len(queue) + _MOST_GONE
         if self._entries is None or len(self._entries) > self._most_entries:
-            self._entries = sorted((self._value(r), name) for name, r in queue.items())
+            self._first, self._last = 0, len(queue)
+            self._entries = sorted(
+                (self._value(request), place, name)
+                for place, (name, request) in enumerate(queue.items(), start=1)
+            )
         return self._entries

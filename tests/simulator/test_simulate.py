@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slosched.core import (
+    SLO,
     BatchShape,
     EndReason,
     Limits,
@@ -23,8 +24,9 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.engine.loop import StepRecord
-from slosched.perfmodel import LinearCoefficients, LinearModel
-from slosched.policy import FCFS
+from slosched.perfmodel import LinearCoefficients, LinearModel, load_model
+from slosched.policy import FCFS, Goodput
+from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.workload.trace import Trace, TraceRequest
@@ -227,3 +229,24 @@ def test_online_the_policy_learns_how_slow_the_device_is() -> None:
         simulate(trace, FCFS(), device, config, scheduler_model=belief, on_step=note)
         assert ratios[0] == pytest.approx(1.5)
         assert np.median(ratios[100:]) == pytest.approx(expected, rel=0.02)
+
+
+def test_requests_that_come_at_once_end_alike_whether_each_step_is_looked_at_or_not() -> None:
+    """More of them become hopeless in one step than a step looks at, and their names do not tell
+    the order in which they came."""
+    trace = Trace.of(
+        [
+            TraceRequest(f"r{i}", 0.0, 300, 300, slo=SLO(ttft_s=2.0, tpot_s=0.05))
+            for i in range(900)
+        ],
+        "at once",
+    )
+    model = load_model("h100/llama-3.1-8b")
+    config = SimulationConfig(
+        Limits(max_num_seqs=16), num_blocks=20_000, disturbances=Disturbances(0.05), online=True
+    )
+    grouped = simulate(trace, Goodput(), model, config)
+    step_by_step = simulate(trace, Goodput(), model, config, on_step=lambda _: None)
+    assert [(r.end_s, r.end_reason) for r in grouped] == [
+        (r.end_s, r.end_reason) for r in step_by_step
+    ]
