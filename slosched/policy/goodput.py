@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import ClassVar
@@ -59,12 +59,15 @@ from slosched.policy.kit.punctual import (
     best_order,
     by_deadline,
     most_urgent,
+    most_urgent_of_short,
 )
 from slosched.policy.kit.shortage import Shortage as Shortage
 from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
 from slosched.policy.kit.while_ahead import limit_while_ahead_s
 from slosched.policy.kit.worth import Worth
 
+_LEAST_TOKEN_S = 1e-9
+"""Least time of a token, where a step of a whole budget takes no longer than one of a token."""
 _LEAST_GAIN = 1.5
 """Factor by which a step has to be longer than otherwise if decodes are late for its sake."""
 
@@ -191,7 +194,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def _planned(self, view: SchedulerView) -> SchedulerOutput:
         batch, model = self.new_batch(view), view.model
         decodes, begun = split_running(view.running)
-        prompts = self._prompts(batch, model, view, begun)
+        now_s = view.now_s
+        prompts = self._prompts(
+            batch, model, view, begun, lambda: self.pace_class.of(decodes, model, now_s)
+        )
         view = without_rejected(batch, view)
         if prompts and make_way(batch, view, (request for request, _ in prompts)):
             view = replace(view, running=_staying(view.running, batch))
@@ -210,14 +216,14 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         batch, model = self.new_batch(view, decodes), view.model
         if batch.num_free_tokens < 0:
             return None
-        pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
+        pace = all_kept = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
         if not self._worth.is_known_of(pace):
             return None
         first_s = decodes.first_deadline_from
         pace = self._worth.kept(pace, model, lambda s: first_s(s) - view.now_s)
         if not view.running and batch.num_free_seqs <= 0:
             return self._beside_full_seats(batch, pace, decodes, view)
-        prompts = self._prompts(batch, model, view, view.running)
+        prompts = self._prompts(batch, model, view, view.running, lambda: all_kept)
         if has_to_make_way(batch, decodes, view, [request for request, _ in prompts]):
             return None
         if prompts and self.long_steps(pace, view) is not None:
@@ -269,7 +275,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
         Returns False if only a look at each decode tells whether KV blocks are short.
         """
-        prompts = self._prompts(batch, view.model, view, ())
+        prompts = self._prompts(batch, view.model, view, (), lambda: pace)
         supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes.output_tokens))
         is_short = view.kv.num_free_blocks < decodes.num_decodes
         if is_short or not self.is_enough_for_all(pace, prompts, supply):
@@ -464,12 +470,30 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         model: LatencyModel,
         view: SchedulerView,
         begun: Iterable[Request],
+        pace: Callable[[], Pace],
     ) -> list[Timed]:
-        """Return the prompts that are worth a try, by deadline; reject the others."""
-        prompts = self.timed(batch, model, begun, view.now_s)
-        waiting = come_back(most_urgent(view.waiting), view.kv)
-        prompts += self.timed(batch, model, waiting, view.now_s)
-        return by_deadline(prompts)
+        """Return the prompts that are worth a try, by deadline; reject the others.
+
+        `pace` returns that of all decodes, of which only sums count.  It is asked where more
+        prompts wait than a step looks at.
+        """
+        now_s, waiting = view.now_s, view.waiting
+        prompts = self.timed(batch, model, begun, now_s)
+        urgent = self.timed(batch, model, come_back(most_urgent(waiting), view.kv), now_s)
+        goes_by_length = not (self.fairness or self.ageing)
+        if len(waiting) > MAX_ASKED and batch.num_free_seqs > 0 and goes_by_length:
+            short = most_urgent_of_short(waiting, now_s, self._tokens_per_s(pace(), view))
+            urgent += self.timed(batch, model, come_back(short, view.kv), now_s)
+        return by_deadline(prompts + urgent)
+
+    def _tokens_per_s(self, pace: Pace, view: SchedulerView) -> float:
+        """Return the most prompt tokens that go through in a second beside decodes at bare pace.
+
+        What a step costs that has a prompt of one token is not counted.
+        """
+        most_tokens, predict = view.limits.max_num_batched_tokens, view.model.predict_prefill
+        token_s = (predict(most_tokens) - predict(1)) / most_tokens
+        return self._share(pace.all_s * pace.steps_per_s) / max(_LEAST_TOKEN_S, token_s)
 
     def _serve(
         self,

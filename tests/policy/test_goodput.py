@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from views import R, flat_model, view_of
 
-from slosched.core import BatchShape, DeadlineRule, EndReason, LatencyModel, Limits, Request
-from slosched.perfmodel import LinearModel
+from slosched.core import SLO, BatchShape, DeadlineRule, EndReason, LatencyModel, Limits, Request
+from slosched.metrics import RequestRecord, is_good
+from slosched.perfmodel import LinearModel, load_model
 from slosched.policy.goodput import Goodput, Shortage
 from slosched.policy.kit.late_gaps import starving_tpot_s
 from slosched.policy.kit.pace import Pace
@@ -28,8 +29,11 @@ from slosched.policy.kit.punctual import (
     best_order,
     by_deadline,
     most_in_time,
+    most_urgent_of_short,
 )
 from slosched.policy.spec import PolicySpecError, make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.workload import Trace, TraceRequest
 
 MODEL = flat_model()
 """5 ms + 50 us a token: a prefill of 100 tokens takes 10 ms, of 300 20 ms, of 500 30 ms."""
@@ -53,6 +57,47 @@ def test_moore_and_hodgson_send_the_longest_back() -> None:
     view = view_of([R("a", 100, 0.012), R("b", 500, 0.040), R("c", 300, 0.045)])
     order = most_in_time(timed(view.waiting), Supply(0.0))
     assert (names(order.in_time), names(order.late)) == (["a", "c"], ["b"])
+
+
+def test_short_prompts_are_looked_at_however_many_long_ones_came_before_them() -> None:
+    """Each of 300 long ones takes 55 ms, and each of ten short ones 10 ms; all are due at 200 ms."""
+    long = [R(f"long {i}", 1000, 0.2) for i in range(300)]
+    short = [R(f"short {i}", 100, 0.2) for i in range(10)]
+    assert tokens_of(*long, *short).keys() >= {request.name for request in short}
+
+
+def test_beside_the_most_urgent_shorter_ones_are_looked_at_in_place_of_those_too_long() -> None:
+    """Of 400 prompts each second one has 900 tokens, the others 100; the last is due in 400 s."""
+    waiting = view_of([R(f"r{i}", 900 if i % 2 else 100, 1.0 + i) for i in range(400)]).waiting
+
+    def looked_at(tokens_per_s: float) -> list[str]:
+        return names(most_urgent_of_short(waiting, 0.0, tokens_per_s))
+
+    later = [f"r{i}" for i in range(256, 400, 2)]
+    assert looked_at(1000.0) == [], "there is time for all"
+    assert looked_at(100.0) == later, "there is time for all short ones and 22 long ones"
+    assert looked_at(49.0) == [], "there is not even time for all short ones"
+
+
+def test_many_prompts_of_one_length_are_looked_at_by_deadline_alone() -> None:
+    waiting = view_of([R(f"r{i}", 100, 1.0) for i in range(400)]).waiting
+    assert names(most_urgent_of_short(waiting, 0.0, 1000.0)) == []
+
+
+def test_how_many_are_good_of_those_that_come_at_once_hardly_depends_on_their_order() -> None:
+    """Each of 300 long prompts takes as long as 20 of the 300 short ones."""
+
+    def num_good(lengths_tokens: list[int]) -> int:
+        slo = SLO(ttft_s=2.0, tpot_s=0.05)
+        rows = [TraceRequest(f"r{i}", 0.0, n, 50, slo) for i, n in enumerate(lengths_tokens)]
+        model = load_model("h100/llama-3.1-8b")
+        config = SimulationConfig(num_blocks=20_000)
+        ended = simulate(Trace.of(rows, "at once"), Goodput(), model, config)
+        records = map(RequestRecord.from_request, ended)
+        return sum(is_good(record, DeadlineRule.MEAN_TPOT) for record in records)
+
+    short, long = [100] * 300, [4000] * 300
+    assert num_good([*long, *short]) > 0.6 * num_good([*short, *long])
 
 
 def test_a_prompt_whose_tpot_no_step_is_short_enough_for_goes_last() -> None:

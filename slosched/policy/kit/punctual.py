@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, heappushpop
-from itertools import compress
+from itertools import accumulate, compress
 from operator import attrgetter, not_
 from typing import NamedTuple
 from zlib import crc32
@@ -13,7 +14,7 @@ from zlib import crc32
 from slosched.core import Request, RequestStatus
 
 MAX_ASKED = 256
-"""Number of waiting prompts, the most urgent, that a step looks at.
+"""Number of waiting prompts, the most urgent, that a step looks at, and of shorter ones at most.
 
 It bounds the cost of a step in deep overload.
 """
@@ -72,6 +73,31 @@ def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
     if len(waiting) <= MAX_ASKED:
         return waiting
     return sorted(waiting, key=attrgetter("deadline_s"))[:MAX_ASKED]
+
+
+def most_urgent_of_short(
+    waiting: Sequence[Request], now_s: float, tokens_per_s: float
+) -> Sequence[Request]:
+    """Return prompts to look at beside the `most_urgent`, which are those that are due next.
+
+    If a step looked at all that wait, it would give up the longest for which `tokens_per_s` leave
+    no time by the last deadline.  So in place of each of the `most_urgent` that is as long as
+    these, it looks at a shorter one.  There are none if there is time for all.  O(n log n).
+    """
+    pressing = [r for r in waiting if r.deadline_s < math.inf]
+    if len(pressing) <= MAX_ASKED:
+        return ()
+    pressing.sort(key=attrgetter("deadline_s"))
+    lengths = [r.num_prompt_tokens + r.num_output_tokens - r.num_computed_tokens for r in pressing]
+    shortest_first = sorted(lengths)
+    num_tokens = tokens_per_s * (pressing[-1].deadline_s - now_s)
+    num_in_time = bisect_right(list(accumulate(shortest_first)), num_tokens)
+    if num_in_time == len(lengths):
+        return ()
+    too_long = shortest_first[num_in_time]
+    num_too_long = sum([n >= too_long for n in lengths[:MAX_ASKED]])
+    others = zip(pressing[MAX_ASKED:], lengths[MAX_ASKED:], strict=True)
+    return [request for request, n in others if n < too_long][:num_too_long]
 
 
 def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:
