@@ -119,15 +119,16 @@ def test_a_client_that_takes_best_effort_is_served_without_its_slo() -> None:
 
 
 def test_what_would_come_late_behind_the_others_is_refused_with_what_is_expected() -> None:
-    """Eleven prompts take 110 ms, and its own takes 10 ms."""
+    """Eleven prompts take 6 ms each, a part of a step of 512 tokens; its own takes 10 ms alone."""
     replica = scheduler()
     for i in range(10):
         replica.add_request(arrived(f"first{i}"))
     assert replica.judge(arrived("in time", ttft_s=0.2)) is None
     refusal = replica.judge(arrived("late", ttft_s=0.05))
+    share_s = 100 / 512 * FLAT.predict_prefill(512)
     assert refusal is not None
     assert refusal.reason is EndReason.OVERLOAD
-    assert refusal.expected_s == pytest.approx(0.12)
+    assert refusal.expected_s == pytest.approx(11 * share_s + 0.01)
     assert refusal.retry_after_s is not None
     replica.queue(arrived("late", ttft_s=0.05), refusal)
     assert [r.request_id for r in replica.take_ended()] == ["late"]
@@ -289,6 +290,15 @@ def test_what_only_gets_what_others_leave_over_overtakes_nobody(
         replica.add_request(request)
     new = R("new", 2100, due_s=1.5, tpot_s=0.05, arrival_s=0.5).request()
     assert replica.judge(new) is None
+
+
+def test_short_prompts_that_come_at_once_share_steps() -> None:
+    """Alone each of 500 takes 6 ms, most of which a step costs anyway: 3 s, but 1 s in full steps."""
+    slo = SLO(ttft_s=2.0, tpot_s=0.1)
+    trace = Trace.of([TraceRequest(f"r{i}", 0.0, 50, 10, slo) for i in range(500)], "at once")
+    config = SimulationConfig(Limits(max_num_seqs=512), num_blocks=20_000)
+    ended = simulate(trace, Door(Goodput()), load_model("h100/llama-3.1-8b"), config)
+    assert all(is_good(RequestRecord.from_request(r), DeadlineRule.MEAN_TPOT) for r in ended)
 
 
 def test_short_prompts_are_let_in_while_a_long_one_runs() -> None:

@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slosched.policy.kit.lineup import Lineup
+from slosched.policy.kit.lineup import Lineup, Work
 
 
 class Prompt(NamedTuple):
     place: float
     due_s: float
     work_s: float
+    shared_s: float
 
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf])
-PROMPTS = st.lists(st.builds(Prompt, TIMES, TIMES, st.floats(0.0, 5.0)), max_size=30)
+PROMPTS = st.lists(
+    st.builds(Prompt, TIMES, TIMES, st.floats(0.0, 5.0), st.floats(0.0, 5.0)), max_size=30
+)
 
 
 @given(waiting=PROMPTS, added=PROMPTS, place=TIMES, far_s=TIMES)
@@ -29,5 +32,6 @@ def test_what_goes_first_is_the_sum_over_the_prompts(
     lineup = Lineup(waiting)
     for each in added:
         lineup.add(each)
-    first = [p.work_s for p in waiting + added if p.place <= place and p.due_s <= far_s]
-    assert lineup.ahead_s(place, far_s) == pytest.approx(sum(first))
+    first = [p for p in waiting + added if p.place <= place and p.due_s <= far_s]
+    work = Work(sum(p.work_s for p in first), sum(p.shared_s for p in first))
+    assert lineup.ahead(place, far_s) == pytest.approx(work)

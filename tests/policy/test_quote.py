@@ -85,7 +85,7 @@ def test_a_new_prompt_makes_those_late_that_go_behind_it(
     displaced = quoter.displaced(new)
     assert (0.7 < displaced.num_late <= 1) == is_one_late
     if is_one_late:
-        others_s = 0.02 + 0.055 + 0.06
+        others_s = 300 / 512 * FLAT.predict_prefill(512) + 0.055 + 0.06
         assert displaced.last_s == pytest.approx((others_s + 0.03) / (1 - 0.005), rel=0.01)
     else:
         assert displaced.num_late == 0

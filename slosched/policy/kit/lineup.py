@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+
+
+class Work(NamedTuple):
+    """Prefills, in seconds."""
+
+    alone_s: float
+    """Their time if each is alone on the device."""
+    shared_s: float
+    """Their time in full steps, which they share."""
 
 
 class Waiting(Protocol):
@@ -15,6 +24,8 @@ class Waiting(Protocol):
     def place(self) -> float: ...
     @property
     def work_s(self) -> float: ...
+    @property
+    def shared_s(self) -> float: ...
     @property
     def due_s(self) -> float: ...
 
@@ -29,15 +40,18 @@ class Lineup:
         waiting = tuple(prompts)
         self._places = np.array([each.place for each in waiting])
         self._dues_s = np.array([each.due_s for each in waiting])
-        self._works_s = np.array([each.work_s for each in waiting])
+        self._works_s = np.array([(each.work_s, each.shared_s) for each in waiting]).reshape(-1, 2)
         self._added: list[Waiting] = []
 
     def add(self, prompt: Waiting) -> None:
         """Count a prompt that waits from now on."""
         self._added.append(prompt)
 
-    def ahead_s(self, place: float, far_s: float) -> float:
+    def ahead(self, place: float, far_s: float) -> Work:
         """Return the work of the prompts up to `place` that are due by `far_s`."""
         goes_first = (self._places <= place) & (self._dues_s <= far_s)
-        added = [p.work_s for p in self._added.copy() if p.place <= place and p.due_s <= far_s]
-        return float(self._works_s[goes_first].sum()) + sum(added)
+        alone_s, shared_s = self._works_s[goes_first].sum(axis=0).tolist()
+        added = [p for p in self._added.copy() if p.place <= place and p.due_s <= far_s]
+        return Work(
+            alone_s + sum([p.work_s for p in added]), shared_s + sum([p.shared_s for p in added])
+        )

@@ -21,7 +21,7 @@ from slosched.core import (
 from slosched.policy.kit.backlog import Backlog
 from slosched.policy.kit.chance import Prospects, Queued
 from slosched.policy.kit.crowd import num_answers, step_s
-from slosched.policy.kit.lineup import Lineup
+from slosched.policy.kit.lineup import Lineup, Work
 from slosched.policy.kit.make_way import FAR_S
 from slosched.policy.kit.speed import Speed
 from slosched.policy.kit.spread import Factors, Spread
@@ -34,6 +34,8 @@ _FIRST = -math.inf
 """The place of a prompt that goes before all that wait."""
 _NUM_BEHIND = 64
 """Prompts behind a new one that are looked at; it bounds the cost."""
+_FULL_TOKENS = 512
+"""Tokens of prompts with which a step is full: the first token costs much, and others share it."""
 _by_place = attrgetter("place")
 
 
@@ -57,13 +59,15 @@ class Expected:
     """Tokens that are left of its prompt."""
     work_s: float
     """Time that the rest of its prefill takes alone on the device."""
+    shared_s: float
+    """Time that it takes in full steps, which it shares with other prompts."""
     ttft_s: float
     ttft_spread: Spread
     ttft_factors: Factors
     tpot_s: float
     tpot_factors: Factors
     ahead_s: float
-    """Time that the prefills before it take alone on the device."""
+    """Time that the prefills before it take in full steps."""
     in_time: float
     """The chance that its first token comes in time."""
     likely_s: float
@@ -151,12 +155,13 @@ class Quoter:
         far_s = request.arrival_s + FAR_S
         if self._all_press or due_s >= far_s:
             far_s = math.inf
-        ahead_s = self._ahead_s(place, far_s)
+        ahead = self._ahead(place, far_s)
+        shared_s = prompt_shared_s(num_tokens, request.num_computed_tokens, model)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
-        needed_s = ahead_s + work_s
-        ttft_s = wait_s + self._prefills_s(needed_s, num_tokens, request.arrival_s)
-        spread = self._behind if ahead_s else self._alone
+        ttft_s = wait_s + self._prefills_s(ahead.alone_s + work_s, num_tokens, request.arrival_s)
+        spread = self._behind if ahead.alone_s else self._alone
+        needed_s = ahead.shared_s + work_s
         in_time, likely_s = self._chance(request, wait_s, needed_s, ttft_s, spread)
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
         return Expected(
@@ -165,12 +170,13 @@ class Quoter:
             place,
             num_tokens,
             work_s,
+            shared_s,
             ttft_s,
             spread,
             spread.factors,
             tpot_s,
             self._tpot.factors,
-            ahead_s,
+            ahead.shared_s,
             in_time,
             likely_s,
         )
@@ -184,12 +190,13 @@ class Quoter:
         finally:
             self._lineup = None
 
-    def _ahead_s(self, place: float, far_s: float) -> float:
+    def _ahead(self, place: float, far_s: float) -> Work:
         """Return the work of the prompts up to `place` that are due by `far_s`."""
         if (lineup := self._lineup) is not None:
-            return lineup.ahead_s(place, far_s)
+            return lineup.ahead(place, far_s)
         prompts = self._prompts.copy().values()  # another thread may add some meanwhile
-        return sum([p.work_s for p in prompts if p.place <= place and p.due_s <= far_s])
+        ahead = [p for p in prompts if p.place <= place and p.due_s <= far_s]
+        return Work(sum([p.work_s for p in ahead]), sum([p.shared_s for p in ahead]))
 
     def displaced(self, expected: Expected) -> Displaced:
         """Return what the request that arrives now costs those that were let in.  O(prompts).
@@ -206,10 +213,10 @@ class Quoter:
         wait_s = max(0.0, self._busy_until_s - now_s)
         needed_s, queued = expected.ahead_s, []
         for each in behind[:_NUM_BEHIND]:
-            needed_s += each.work_s
+            needed_s += each.shared_s
             queued.append(Queued(needed_s, each.num_tokens, each.due_s - now_s - wait_s))
-        num_late = self._prospects.chance_lost(queued, expected.work_s, now_s) if queued else 0.0
-        needed_s = sum([p.work_s for p in pressing]) + expected.work_s
+        num_late = self._prospects.chance_lost(queued, expected.shared_s, now_s) if queued else 0.0
+        needed_s = sum([p.shared_s for p in pressing]) + expected.work_s
         last = self._prospects.outlook(needed_s, expected.num_tokens, now_s, is_overtaken=True)
         return Displaced(num_late, request.server_s + wait_s + last.expected_s)
 
@@ -225,7 +232,8 @@ class Quoter:
         """Count a request that waits from now on."""
         self._note_arrival(expected)
         if not self._is_left_over(expected):
-            self._prospects.let_in(expected.request.arrival_s, expected.work_s, expected.num_tokens)
+            arrival_s = expected.request.arrival_s
+            self._prospects.let_in(arrival_s, expected.shared_s, expected.num_tokens)
         self._prompts[expected.request.request_id] = expected
         if (lineup := self._lineup) is not None:
             lineup.add(expected)
@@ -246,6 +254,7 @@ class Quoter:
             _FIRST,
             request.num_uncomputed_tokens,
             prompt_s(request, model),
+            prompt_shared_s(request.num_uncomputed_tokens, request.num_computed_tokens, model),
             0.0,
             spread,
             spread.factors,
@@ -299,7 +308,7 @@ class Quoter:
         if self._step is not None:
             self._learn_speed(self._step, now_s)
         scheduled, prompts = output.num_scheduled_tokens, self._prompts
-        done_s = sum([self._advance(name, output, model) for name in scheduled if name in prompts])
+        done = [self._advance(name, output, model) for name in scheduled if name in prompts]
         for name in output.rejected:
             if (each := prompts.get(name)) is None:
                 continue
@@ -308,11 +317,12 @@ class Quoter:
             if not may_stay:
                 del prompts[name]
             if not (self._is_by_length or (may_stay and self._all_press)):
-                done_s += each.work_s  # those behind it need not wait for it
+                done.append(Work(each.work_s, each.shared_s))  # those behind it need not wait
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
         is_full = self._is_pressed(now_s) and not output.is_at_leisure
-        self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served, is_full)
+        work = Work(sum([each.alone_s for each in done]), sum([each.shared_s for each in done]))
+        self._step = _Step(now_s, predicted_s, work, num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
     @property
@@ -401,33 +411,34 @@ class Quoter:
         """
         return not self._all_press and expected.due_s >= expected.request.arrival_s + FAR_S
 
-    def _advance(self, name: str, output: SchedulerOutput, model: LatencyModel) -> float:
+    def _advance(self, name: str, output: SchedulerOutput, model: LatencyModel) -> Work:
         """Note what the step computes of a prompt; return the work that is done by that."""
         each = self._prompts[name]
         request = each.request
         computed = output.num_found_tokens.get(name, request.num_computed_tokens)
         computed += output.num_scheduled_tokens[name]
         num_left = each.num_tokens = request.num_tokens - computed
-        before_s = each.work_s
+        before = Work(each.work_s, each.shared_s)
         each.work_s = model.predict_prefill(num_left, computed) if num_left > 0 else 0.0
+        each.shared_s = prompt_shared_s(num_left, computed, model) if num_left > 0 else 0.0
         # By length, a prompt that has begun waits for shorter ones.
         each.place = num_left if self._is_by_length else _FIRST
         if num_left <= 0:
             del self._prompts[name]
             self._emitting.append(each)
-        return before_s - each.work_s
+        return Work(before.alone_s - each.work_s, before.shared_s - each.shared_s)
 
     def _learn_speed(self, step: _Step, now_s: float) -> None:
         # Without a prompt the device may run decodes without asking, or be idle until one comes.
         presses = self._is_pressed(now_s, come_by_s=step.start_s + step.predicted_s)
         took_s = now_s - step.start_s if presses else step.predicted_s
-        if step.work_s or presses:
-            self._speed.observe(step.work_s, took_s, step.start_s - self._speed_seen_s)
+        if step.work.alone_s or presses:
+            self._speed.observe(step.work.alone_s, took_s, step.start_s - self._speed_seen_s)
             self._speed_seen_s = step.start_s + took_s
         elapsed_s = now_s - step.start_s
         self._backlog.note_step(elapsed_s, step.predicted_s, is_full=step.is_full)
         if step.is_full:
-            self._prospects.observe_full_step(step.work_s, took_s, step.start_s + took_s)
+            self._prospects.observe_full_step(step.work.shared_s, took_s, step.start_s + took_s)
         if step.num_decodes:
             self._pace.observe(step.num_served / step.num_decodes, took_s)
 
@@ -443,8 +454,8 @@ class _Step(NamedTuple):
 
     start_s: float
     predicted_s: float
-    work_s: float
-    """Seconds of prefills that it does, and those of prompts that it rejects."""
+    work: Work
+    """Prefills that it does, and those of prompts that it rejects."""
     num_decodes: int
     num_served: int
     """Decodes that get a token."""
@@ -455,6 +466,19 @@ class _Step(NamedTuple):
 def prompt_s(request: Request, model: LatencyModel) -> float:
     """Return the time that the rest of a request's prefill takes alone on the device."""
     return model.predict_prefill(request.num_uncomputed_tokens, request.num_computed_tokens)
+
+
+def prompt_shared_s(num_tokens: int, num_prior_tokens: int, model: LatencyModel) -> float:
+    """Return the time that a prefill takes in full steps.
+
+    A short prompt alone takes most of its time for what a step costs anyway.  Of many that wait, a
+    step computes several, so that it costs that once.
+    """
+    alone_s = model.predict_prefill(num_tokens, num_prior_tokens)
+    if num_tokens >= _FULL_TOKENS:
+        return alone_s
+    full_s = model.predict_prefill(_FULL_TOKENS, num_prior_tokens)
+    return min(alone_s, full_s * num_tokens / _FULL_TOKENS)
 
 
 def decode_s(request: Request, model: LatencyModel) -> float:
