@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from factories import make_scheduler
 from views import FLAT, R, view_of
@@ -206,6 +207,32 @@ def test_a_request_that_began_when_the_inner_policy_raised_is_not_refused_later(
     output = policy.schedule(view_of([never, another]))
     assert output.rejected == {"another": EndReason.UNKEEPABLE}, "it still waits"
     assert output.num_scheduled_tokens == {"never": 50}
+
+
+def test_what_a_turn_of_floors_computes_is_done_for_a_door_that_does_not_see_the_turn() -> None:
+    """As many are good, within one in a hundred, as with the door around the floors."""
+    rng = np.random.default_rng(0)
+    arrivals_s = np.cumsum(rng.exponential(1 / 18, 600)).tolist()
+    prompts, outputs = rng.integers(50, 3000, 600).tolist(), rng.integers(100, 600, 600).tolist()
+    tenants = ["a" if drawn < 0.5 else "b" for drawn in rng.random(600)]
+    slo = SLO(ttft_s=1.0, tpot_s=0.05)
+    rows = [
+        TraceRequest(f"r{i}", *lengths, slo, tenant=tenant)
+        for i, (*lengths, tenant) in enumerate(
+            zip(arrivals_s, prompts, outputs, tenants, strict=True)
+        )
+    ]
+    model = load_model("h100/llama-3.1-8b")
+    config = SimulationConfig(
+        num_blocks=kv_capacity_tokens(model) // 16, disturbances=Disturbances(0.05), online=True
+    )
+
+    def num_good(spec: str) -> int:
+        ended = simulate(Trace.of(rows, "two tenants"), make_policy(spec), model, config)
+        return sum(is_good(RequestRecord.from_request(r), DeadlineRule.MEAN_TPOT) for r in ended)
+
+    within = num_good("goodput+door+floors:tenants=a=0.5")
+    assert within >= num_good("goodput+floors:tenants=a=0.5+door") - 6
 
 
 def test_with_a_prefix_cache_it_is_judged_when_its_cached_tokens_are_known() -> None:

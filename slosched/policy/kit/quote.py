@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -269,6 +269,22 @@ class Quoter:
         """Note that the device is free for a step at `now_s`, whatever was predicted before."""
         self._busy_until_s = now_s
 
+    def note_unseen(self, model: LatencyModel) -> None:
+        """Take in what was computed since the latest step without a call of `note_step`.
+
+        A wrapper around this one may have planned a step, or an engine by itself.  O(prompts).
+        """
+        done: list[Work] = []
+        for name, each in self._prompts.copy().items():
+            request = each.request
+            is_ahead = request.num_uncomputed_tokens < each.num_tokens
+            if is_ahead and request.status is RequestStatus.RUNNING:
+                has_begun_to_emit = request.is_decode and request.num_output_tokens
+                num_left = 0 if has_begun_to_emit else request.num_uncomputed_tokens
+                done.append(self._note_left(name, num_left, request.num_computed_tokens, model))
+        if done and self._step is not None:
+            self._step = self._step._replace(work=_sum([self._step.work, *done]))
+
     def look(self) -> None:
         """Learn from first tokens and ends since the last call."""
         waiting: list[Expected] = []
@@ -321,8 +337,7 @@ class Quoter:
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
         is_full = self._is_pressed(now_s) and not output.is_at_leisure
-        work = Work(sum([each.alone_s for each in done]), sum([each.shared_s for each in done]))
-        self._step = _Step(now_s, predicted_s, work, num_decodes, num_served, is_full)
+        self._step = _Step(now_s, predicted_s, _sum(done), num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
     @property
@@ -413,12 +428,16 @@ class Quoter:
 
     def _advance(self, name: str, output: SchedulerOutput, model: LatencyModel) -> Work:
         """Note what the step computes of a prompt; return the work that is done by that."""
-        each = self._prompts[name]
-        request = each.request
+        request = self._prompts[name].request
         computed = output.num_found_tokens.get(name, request.num_computed_tokens)
         computed += output.num_scheduled_tokens[name]
-        num_left = each.num_tokens = request.num_tokens - computed
+        return self._note_left(name, request.num_tokens - computed, computed, model)
+
+    def _note_left(self, name: str, num_left: int, computed: int, model: LatencyModel) -> Work:
+        """Note how many tokens of a prompt are left; return the work that is done."""
+        each = self._prompts[name]
         before = Work(each.work_s, each.shared_s)
+        each.num_tokens = num_left
         each.work_s = model.predict_prefill(num_left, computed) if num_left > 0 else 0.0
         each.shared_s = prompt_shared_s(num_left, computed, model) if num_left > 0 else 0.0
         # By length, a prompt that has begun waits for shorter ones.
@@ -461,6 +480,11 @@ class _Step(NamedTuple):
     """Decodes that get a token."""
     is_full: bool
     """True if it leaves prompts over."""
+
+
+def _sum(works: Iterable[Work]) -> Work:
+    works = tuple(works)
+    return Work(sum([each.alone_s for each in works]), sum([each.shared_s for each in works]))
 
 
 def prompt_s(request: Request, model: LatencyModel) -> float:
