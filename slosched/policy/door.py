@@ -163,9 +163,8 @@ class Door(Wrapper, Doorkeeper):
         if self._refused:  # the step for which they were was not planned; they may have begun since
             waiting = {request.request_id for request in view.waiting}
             self._refused = {name: r for name, r in self._refused.items() if name in waiting}
-        quoter.note_unseen(model)
         quoter.note_free(view.now_s)
-        quoter.look()
+        quoter.look(model)
         self._strictness.look()
         for request in takewhile(_is_preempted, view.waiting):
             if not quoter.knows(request):

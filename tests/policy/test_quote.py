@@ -172,7 +172,7 @@ def likely_after_slow_steps_s(
         plan = SchedulerOutput({done.request_id: 2000}, is_at_leisure=is_at_leisure)
         quoter.note_step(float(i), FLAT, plan, 0)
         left.end_reason = EndReason.CLIENT
-        quoter.look()
+        quoter.look(FLAT)
     return quoter.expect(waiting("new", 100, arrival_s=100.0), FLAT).likely_s
 
 
@@ -182,7 +182,7 @@ def test_a_request_that_has_gone_is_not_waited_for() -> None:
     quoter.add(quoter.expect(gone, FLAT))
     assert quoter.expect(new, FLAT).ttft_s == pytest.approx(0.11)
     gone.end_reason = EndReason.CLIENT
-    quoter.look()
+    quoter.look(FLAT)
     assert quoter.expect(new, FLAT).ttft_s == pytest.approx(0.01)
 
 
@@ -197,7 +197,7 @@ def test_the_time_until_a_prompt_comes_to_an_idle_device_teaches_nothing(
     step.add_decodes([100])
     for i in range(10):
         now_s, name = 60.0 * i, f"{i}"
-        quoter.look()
+        quoter.look(FLAT)
         quoter.add(quoter.expect(waiting(name, 100, now_s + 1, arrival_s=now_s), FLAT))
         quoter.note_step(now_s, FLAT, SchedulerOutput({name: 100}, shape=step), num_decodes=1)
     new = quoter.expect(waiting("new", 100, 601.0, arrival_s=600.0), FLAT)

@@ -11,7 +11,7 @@ from operator import attrgetter, not_
 from typing import NamedTuple
 from zlib import crc32
 
-from slosched.core import Request, RequestStatus
+from slosched.core import Request, RequestStatus, longest_tokens
 
 MAX_ASKED = 256
 """Number of waiting prompts, the most urgent, that a step looks at, and of shorter ones at most.
@@ -84,6 +84,10 @@ def most_urgent_of_short(
     no time by the last deadline.  So in place of each of the `most_urgent` that is as long as
     these, it looks at a shorter one.  There are none if there is time for all.  O(n log n).
     """
+    last_s = waiting[-1].deadline_s if waiting else math.inf
+    most_tokens = longest_tokens(waiting) * len(waiting)
+    if last_s < math.inf and most_tokens <= tokens_per_s * (last_s - now_s):
+        return ()  # There is time for all, even if all were as long as the longest.
     pressing = [r for r in waiting if r.deadline_s < math.inf]
     if len(pressing) <= MAX_ASKED:
         return ()
