@@ -171,7 +171,7 @@ def likely_after_slow_steps_s(
             quoter.add(quoter.expect(request, FLAT))
         plan = SchedulerOutput({done.request_id: 2000}, is_at_leisure=is_at_leisure)
         quoter.note_step(float(i), FLAT, plan, 0)
-        left.end_reason = EndReason.CLIENT
+        left.end_reason, left.status = EndReason.CLIENT, EndReason.CLIENT.status
         quoter.look(FLAT)
     return quoter.expect(waiting("new", 100, arrival_s=100.0), FLAT).likely_s
 
@@ -181,7 +181,7 @@ def test_a_request_that_has_gone_is_not_waited_for() -> None:
     gone, new = waiting("a", 1900), waiting("b", 100)
     quoter.add(quoter.expect(gone, FLAT))
     assert quoter.expect(new, FLAT).ttft_s == pytest.approx(0.11)
-    gone.end_reason = EndReason.CLIENT
+    gone.end_reason, gone.status = EndReason.CLIENT, EndReason.CLIENT.status
     quoter.look(FLAT)
     assert quoter.expect(new, FLAT).ttft_s == pytest.approx(0.01)
 
