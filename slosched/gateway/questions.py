@@ -14,6 +14,7 @@ from slosched.engine.server.json_text import parse_json
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast, grid_tokens
 from slosched.metrics.page import Snapshot, parse_metrics
+from slosched.replay.keys import KEY_STATUSES, key_headers, why_no_key
 
 _SAMPLE_TEXT = "The quick brown fox jumps over the lazy dog, and then it asks how long that took. "
 _USUAL_BYTES_PER_TOKEN = 4.0
@@ -50,10 +51,8 @@ class Questions:
         self._session = session
         self._url = url
         self._timeout_s = config.poll_timeout_s
-        key = config.api_key
-        self._headers = {"accept-encoding": "identity"}
-        if key is not None:
-            self._headers["authorization"] = f"Bearer {key}"
+        self._api_key = config.api_key
+        self._headers = {"accept-encoding": "identity", **key_headers(config.api_key)}
 
     async def check_health(self) -> None:
         """Raise ReplicaDownError if /health says so; a server without that page is well."""
@@ -70,6 +69,8 @@ class Questions:
     async def models(self) -> Sequence[Mapping[str, object]]:
         """Return the entries of its /v1/models, at least one and each with an id."""
         status, text = await self._ask("GET", "/v1/models")
+        if status in KEY_STATUSES:
+            raise ReplicaDownError(why_no_key(status, self._api_key))
         if status != 200:
             raise ReplicaDownError(f"/v1/models answers {status}: {text:.200}")
         try:
@@ -87,6 +88,8 @@ class Questions:
         status, text = await self._ask("GET", f"/v1/quote?prompt_tokens={lengths}")
         if status == 503:
             raise ReplicaDownError(f"/v1/quote answers 503: {text:.200}")
+        if status in KEY_STATUSES:
+            raise NoQuotesError(why_no_key(status, self._api_key))
         if status != 200:
             raise NoQuotesError(f"/v1/quote answers {status}: {text:.200}")
         try:

@@ -181,7 +181,7 @@ async def _find_target(session: aiohttp.ClientSession, url: str, options: Replay
             models = {entry["id"]: entry for entry in (await response.json())["data"]}
     except aiohttp.ClientResponseError as error:
         if error.status in KEY_STATUSES:
-            raise ReplayError(why_no_key(url, error.status, options.api_key)) from error
+            raise ReplayError(f"{url}: {why_no_key(error.status, options.api_key)}") from error
         raise ReplayError(
             f"{url}/v1/models is not an OpenAI-compatible answer (HTTP {error.status}: "
             f"{error.message})"

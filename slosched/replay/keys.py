@@ -14,7 +14,7 @@ def key_headers(api_key: str | None) -> Mapping[str, str]:
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
-def why_no_key(url: str, status: int, api_key: str | None) -> str:
+def why_no_key(status: int, api_key: str | None) -> str:
     """Return what is wrong, in words, where a server answered with one of `KEY_STATUSES`."""
     kind = "a key" if api_key is None else "another key"
-    return f"{url} asks for {kind} (HTTP {status}): give it with --api-key or in SLOSCHED_API_KEY"
+    return f"it asks for {kind} (HTTP {status}): give it with --api-key or in SLOSCHED_API_KEY"

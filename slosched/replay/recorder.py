@@ -157,7 +157,7 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
 
 def _check(response: http.client.HTTPResponse, url: str, api_key: str | None) -> None:
     if response.status in KEY_STATUSES:
-        raise RecordError(why_no_key(url, response.status, api_key))
+        raise RecordError(f"{url}: {why_no_key(response.status, api_key)}")
     if response.status == 503:
         raise RecordError(f"{url} refused: {response.read().decode(errors='replace'):.300}")
     if response.status != 200 or response.headers.get_content_type() != MEDIA_TYPE:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 from aiohttp import web
+from live_server import live
 
+from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast
 from slosched.gateway.gateway import Gateway
 
@@ -98,3 +100,19 @@ def test_quotes_that_no_router_can_reckon_with_are_none(
     data = [{**_QUOTE, **change} for change in changes]
     with pytest.raises(ValueError, match=r"positive lengths that rise|finite and not negative"):
         Forecast.of({"object": "list", "data": data})
+
+
+def test_a_server_that_asks_for_a_key_is_told_plainly() -> None:
+    async def why_not_in(api_key: str | None) -> str:
+        config = GatewayConfig(api_key=api_key)
+        gateway = Gateway([server.url], "least_requests", config)
+        await gateway.start()
+        await gateway.stop()
+        return gateway.fleet.replicas[0].why_down
+
+    with live(api_keys=("secret",)) as server:
+        assert asyncio.run(why_not_in(None)) == (
+            "it asks for a key (HTTP 401): give it with --api-key or in SLOSCHED_API_KEY"
+        )
+        assert "asks for another key" in asyncio.run(why_not_in("guessed"))
+        assert asyncio.run(why_not_in("secret")) == ""
