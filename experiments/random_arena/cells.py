@@ -24,7 +24,8 @@ from experiments.random_arena.workloads import (
 from slosched.core import DeadlineRule, Limits, Request
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel, bundled_models, load_model
-from slosched.policy.kit.quote import decode_s, prompt_s
+from slosched.policy.kit.quote import decode_s
+from slosched.policy.kit.work import prompt_work
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, make_requests
 from slosched.workload import Trace
@@ -194,7 +195,7 @@ def kv_tokens(device: FittedModel) -> int:
 
 def _is_keepable(request: Request, num_output_tokens: int, device: FittedModel) -> bool:
     slo = request.slo
-    in_time = prompt_s(request, device) <= slo.ttft_s
+    in_time = prompt_work(request, device).alone_s <= slo.ttft_s
     return in_time and (num_output_tokens == 1 or decode_s(request, device) <= slo.tpot_s)
 
 

@@ -23,7 +23,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.crowd import Crowd
-from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s, prompt_s
+from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s
 from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
 from slosched.policy.kit.wrapper import Gate, Wrapper
@@ -195,7 +195,7 @@ class Door(Wrapper, Doorkeeper):
         if self.refuse is Refuse.NOTHING:
             return None
         unkeepable = EndReason.UNKEEPABLE
-        if (alone_s := request.server_s + prompt_s(request, model)) > slo.ttft_s:
+        if (alone_s := request.server_s + expected.work.alone_s) > slo.ttft_s:
             return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
         if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
             return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)

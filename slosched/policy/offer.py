@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from slosched.core import EndReason, LatencyModel, OnInfeasible, Request
 from slosched.policy.door import Door
-from slosched.policy.kit.quote import Quote, decode_s, prompt_s
+from slosched.policy.kit.quote import Quote, decode_s
+from slosched.policy.kit.work import prompt_work
 
 
 class Offer(NamedTuple):
@@ -39,7 +40,7 @@ def offer_of(door: Door, request: Request, model: LatencyModel) -> Offer:
         request,
         door.quote(request, model),
         door.would_refuse(request, model),
-        request.server_s + prompt_s(request, model),
+        request.server_s + prompt_work(request, model).alone_s,
         decode_s(request, model),
     )
 

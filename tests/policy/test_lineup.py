@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slosched.policy.kit.lineup import Lineup, Work
+from slosched.policy.kit.lineup import Lineup
+from slosched.policy.kit.work import Work
 
 
 class Prompt(NamedTuple):
     place: float
     due_s: float
-    work_s: float
-    shared_s: float
+    work: Work
 
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf])
 PROMPTS = st.lists(
-    st.builds(Prompt, TIMES, TIMES, st.floats(0.0, 5.0), st.floats(0.0, 5.0)), max_size=30
+    st.builds(Prompt, TIMES, TIMES, st.builds(Work, st.floats(0.0, 5.0), st.floats(0.0, 5.0))),
+    max_size=30,
 )
 
 
@@ -33,5 +34,5 @@ def test_what_goes_first_is_the_sum_over_the_prompts(
     for each in added:
         lineup.add(each)
     first = [p for p in waiting + added if p.place <= place and p.due_s <= far_s]
-    work = Work(sum(p.work_s for p in first), sum(p.shared_s for p in first))
+    work = Work(sum(p.work.alone_s for p in first), sum(p.work.shared_s for p in first))
     assert lineup.ahead(place, far_s) == pytest.approx(work)

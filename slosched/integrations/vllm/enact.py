@@ -151,7 +151,7 @@ def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[An
         for request in started:  # vLLM's way makes a queue of thousands anew
             with suppress(ValueError):  # it was in the queue of those that hold blocks
                 waiting.remove(request)
-    else:
+    elif started:
         waiting.remove_requests(set(started))
     for request in reversed([request for request in left if request not in startable]):
         waiting.prepend_request(request)

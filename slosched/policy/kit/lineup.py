@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-
-class Work(NamedTuple):
-    """Prefills, in seconds."""
-
-    alone_s: float
-    """Their time if each is alone on the device."""
-    shared_s: float
-    """Their time in full steps, which they share."""
+from slosched.policy.kit.work import Work, sum_of
 
 
 class Waiting(Protocol):
@@ -23,9 +16,7 @@ class Waiting(Protocol):
     @property
     def place(self) -> float: ...
     @property
-    def work_s(self) -> float: ...
-    @property
-    def shared_s(self) -> float: ...
+    def work(self) -> Work: ...
     @property
     def due_s(self) -> float: ...
 
@@ -40,7 +31,7 @@ class Lineup:
         waiting = tuple(prompts)
         self._places = np.array([each.place for each in waiting])
         self._dues_s = np.array([each.due_s for each in waiting])
-        self._works_s = np.array([(each.work_s, each.shared_s) for each in waiting]).reshape(-1, 2)
+        self._works_s = np.array([each.work for each in waiting]).reshape(-1, 2)
         self._added: list[Waiting] = []
 
     def add(self, prompt: Waiting) -> None:
@@ -50,8 +41,6 @@ class Lineup:
     def ahead(self, place: float, far_s: float) -> Work:
         """Return the work of the prompts up to `place` that are due by `far_s`."""
         goes_first = (self._places <= place) & (self._dues_s <= far_s)
-        alone_s, shared_s = self._works_s[goes_first].sum(axis=0).tolist()
-        added = [p for p in self._added.copy() if p.place <= place and p.due_s <= far_s]
-        return Work(
-            alone_s + sum([p.work_s for p in added]), shared_s + sum([p.shared_s for p in added])
-        )
+        waiting = Work(*self._works_s[goes_first].sum(axis=0).tolist())
+        added = [p.work for p in self._added.copy() if p.place <= place and p.due_s <= far_s]
+        return sum_of([waiting, *added])

@@ -21,10 +21,11 @@ from slosched.core import (
 from slosched.policy.kit.backlog import Backlog
 from slosched.policy.kit.chance import Prospects, Queued
 from slosched.policy.kit.crowd import num_answers, step_s
-from slosched.policy.kit.lineup import Lineup, Work
+from slosched.policy.kit.lineup import Lineup
 from slosched.policy.kit.make_way import FAR_S
 from slosched.policy.kit.speed import Speed
 from slosched.policy.kit.spread import Factors, Spread
+from slosched.policy.kit.work import Work, prompt_work, sum_of, work_of
 
 _NUM_ARRIVALS = 256
 """Number of latest arrivals that say which share of the device shorter prompts take."""
@@ -34,8 +35,6 @@ _FIRST = -math.inf
 """The place of a prompt that goes before all that wait."""
 _NUM_BEHIND = 64
 """Prompts behind a new one that are looked at; it bounds the cost."""
-_FULL_TOKENS = 512
-"""Tokens of prompts with which a step is full: the first token costs much, and others share it."""
 _by_place = attrgetter("place")
 _WAITING, _RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
 """Local names, because each attribute look-up on an enum takes 0.1 µs in Python 3.11."""
@@ -59,10 +58,8 @@ class Expected:
     """Its place in the policy's order, the least first."""
     num_tokens: int
     """Tokens that are left of its prompt."""
-    work_s: float
-    """Time that the rest of its prefill takes alone on the device."""
-    shared_s: float
-    """Time that it takes in full steps, which it shares with other prompts."""
+    work: Work
+    """The rest of its prefill."""
     ttft_s: float
     ttft_spread: Spread
     ttft_factors: Factors
@@ -151,19 +148,19 @@ class Quoter:
 
     def expect(self, request: Request, model: LatencyModel) -> Expected:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
-        work_s, num_tokens = prompt_s(request, model), request.num_uncomputed_tokens
+        work, num_tokens = prompt_work(request, model), request.num_uncomputed_tokens
         place = self._place(request)
         due_s = _due_s(request)
         far_s = request.arrival_s + FAR_S
         if self._all_press or due_s >= far_s:
             far_s = math.inf
         ahead = self._ahead(place, far_s)
-        shared_s = prompt_shared_s(num_tokens, request.num_computed_tokens, model)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
-        ttft_s = wait_s + self._prefills_s(ahead.alone_s + work_s, num_tokens, request.arrival_s)
+        alone_s = ahead.alone_s + work.alone_s
+        ttft_s = wait_s + self._prefills_s(alone_s, num_tokens, request.arrival_s)
         spread = self._behind if ahead.alone_s else self._alone
-        needed_s = ahead.shared_s + work_s
+        needed_s = ahead.shared_s + work.alone_s
         in_time, likely_s = self._chance(request, wait_s, needed_s, ttft_s, spread)
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
         return Expected(
@@ -171,8 +168,7 @@ class Quoter:
             due_s,
             place,
             num_tokens,
-            work_s,
-            shared_s,
+            work,
             ttft_s,
             spread,
             spread.factors,
@@ -197,8 +193,7 @@ class Quoter:
         if (lineup := self._lineup) is not None:
             return lineup.ahead(place, far_s)
         prompts = self._prompts.copy().values()  # another thread may add some meanwhile
-        ahead = [p for p in prompts if p.place <= place and p.due_s <= far_s]
-        return Work(sum([p.work_s for p in ahead]), sum([p.shared_s for p in ahead]))
+        return sum_of([p.work for p in prompts if p.place <= place and p.due_s <= far_s])
 
     def displaced(self, expected: Expected) -> Displaced:
         """Return what the request that arrives now costs those that were let in.  O(prompts).
@@ -215,10 +210,11 @@ class Quoter:
         wait_s = max(0.0, self._busy_until_s - now_s)
         needed_s, queued = expected.ahead_s, []
         for each in behind[:_NUM_BEHIND]:
-            needed_s += each.shared_s
+            needed_s += each.work.shared_s
             queued.append(Queued(needed_s, each.num_tokens, each.due_s - now_s - wait_s))
-        num_late = self._prospects.chance_lost(queued, expected.shared_s, now_s) if queued else 0.0
-        needed_s = sum([p.shared_s for p in pressing]) + expected.work_s
+        more_s = expected.work.shared_s
+        num_late = self._prospects.chance_lost(queued, more_s, now_s) if queued else 0.0
+        needed_s = sum([p.work.shared_s for p in pressing]) + expected.work.alone_s
         last = self._prospects.outlook(needed_s, expected.num_tokens, now_s, is_overtaken=True)
         return Displaced(num_late, request.server_s + wait_s + last.expected_s)
 
@@ -235,7 +231,7 @@ class Quoter:
         self._note_arrival(expected)
         if not self._is_left_over(expected):
             arrival_s = expected.request.arrival_s
-            self._prospects.let_in(arrival_s, expected.shared_s, expected.num_tokens)
+            self._prospects.let_in(arrival_s, expected.work.shared_s, expected.num_tokens)
         self._prompts[expected.request.request_id] = expected
         if (lineup := self._lineup) is not None:
             lineup.add(expected)
@@ -255,8 +251,7 @@ class Quoter:
             _due_s(request),
             _FIRST,
             request.num_uncomputed_tokens,
-            prompt_s(request, model),
-            prompt_shared_s(request.num_uncomputed_tokens, request.num_computed_tokens, model),
+            prompt_work(request, model),
             0.0,
             spread,
             spread.factors,
@@ -299,7 +294,7 @@ class Quoter:
                 num_left = 0 if has_begun_to_emit else request.num_uncomputed_tokens
                 done.append(self._note_left(name, num_left, request.num_computed_tokens, model))
         if done and self._step is not None:
-            self._step = self._step._replace(work=_sum([self._step.work, *done]))
+            self._step = self._step._replace(work=sum_of([self._step.work, *done]))
 
     def _learn_from_tokens(self) -> None:
         """Learn from first tokens, and from decodes that have ended."""
@@ -339,11 +334,11 @@ class Quoter:
             if not may_stay:
                 del prompts[name]
             if not (self._is_by_length or (may_stay and self._all_press)):
-                done.append(Work(each.work_s, each.shared_s))  # those behind it need not wait
+                done.append(each.work)  # those behind it need not wait
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
         is_full = self._is_pressed(now_s) and not output.is_at_leisure
-        self._step = _Step(now_s, predicted_s, _sum(done), num_decodes, num_served, is_full)
+        self._step = _Step(now_s, predicted_s, sum_of(done), num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
     @property
@@ -423,7 +418,7 @@ class Quoter:
     def _note_arrival(self, expected: Expected) -> None:
         if not self._is_left_over(expected):
             arrival_s = expected.request.arrival_s
-            self._arrivals.append((arrival_s, expected.num_tokens, expected.work_s))
+            self._arrivals.append((arrival_s, expected.num_tokens, expected.work.alone_s))
 
     def _is_left_over(self, expected: Expected) -> bool:
         """Tell whether a request that arrives only gets what others leave over; it overtakes none.
@@ -442,16 +437,15 @@ class Quoter:
     def _note_left(self, name: str, num_left: int, computed: int, model: LatencyModel) -> Work:
         """Note how many tokens of a prompt are left; return the work that is done."""
         each = self._prompts[name]
-        before = Work(each.work_s, each.shared_s)
-        each.num_tokens = num_left
-        each.work_s = model.predict_prefill(num_left, computed) if num_left > 0 else 0.0
-        each.shared_s = prompt_shared_s(num_left, computed, model) if num_left > 0 else 0.0
+        before = each.work
+        each.num_tokens, each.work = num_left, work_of(num_left, computed, model)
         # By length, a prompt that has begun waits for shorter ones.
         each.place = num_left if self._is_by_length else _FIRST
         if num_left <= 0:
             del self._prompts[name]
             self._emitting.append(each)
-        return Work(before.alone_s - each.work_s, before.shared_s - each.shared_s)
+        left = each.work
+        return Work(before.alone_s - left.alone_s, before.shared_s - left.shared_s)
 
     def _learn_speed(self, step: _Step, now_s: float) -> None:
         # Without a prompt the device may run decodes without asking, or be idle until one comes.
@@ -486,29 +480,6 @@ class _Step(NamedTuple):
     """Decodes that get a token."""
     is_full: bool
     """True if it leaves prompts over."""
-
-
-def _sum(works: Iterable[Work]) -> Work:
-    works = tuple(works)
-    return Work(sum([each.alone_s for each in works]), sum([each.shared_s for each in works]))
-
-
-def prompt_s(request: Request, model: LatencyModel) -> float:
-    """Return the time that the rest of a request's prefill takes alone on the device."""
-    return model.predict_prefill(request.num_uncomputed_tokens, request.num_computed_tokens)
-
-
-def prompt_shared_s(num_tokens: int, num_prior_tokens: int, model: LatencyModel) -> float:
-    """Return the time that a prefill takes in full steps.
-
-    A short prompt alone takes most of its time for what a step costs anyway.  Of many that wait, a
-    step computes several, so that it costs that once.
-    """
-    alone_s = model.predict_prefill(num_tokens, num_prior_tokens)
-    if num_tokens >= _FULL_TOKENS:
-        return alone_s
-    full_s = model.predict_prefill(_FULL_TOKENS, num_prior_tokens)
-    return min(alone_s, full_s * num_tokens / _FULL_TOKENS)
 
 
 def decode_s(request: Request, model: LatencyModel) -> float:

@@ -40,5 +40,5 @@ class Returns:
         self._latest_s = now_s
         soonest_s = now_s + max(_LEAST_WAIT_S, _AS_LONG_AGAIN * (now_s - self._began_s))
         wait_s = min(max(soonest_s, self._free_s) - now_s, _MAX_WAIT_S)
-        self._free_s = max(self._free_s, now_s + wait_s + refused.work_s / _SHARE)
+        self._free_s = max(self._free_s, now_s + wait_s + refused.work.alone_s / _SHARE)
         return wait_s

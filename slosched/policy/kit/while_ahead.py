@@ -27,8 +27,8 @@ def limit_while_ahead_s(
     reads of the model's weights, takes much of it: prompts then go faster in full steps.
 
     Decodes whose TPOT is not kept count, too, unless they are late, since they may still keep it.
-     The limit stays if a step of all decodes takes longer than it, as they then could not
-    get ahead again, and under the rule `tbt`, which counts every gap between tokens.
+    The limit stays if a step of all decodes takes longer than it, as they then could not get ahead
+    again, and under the rule `tbt`, which counts every gap between tokens.
     """
     is_strict = view.limits.deadline_rule is DeadlineRule.TBT
     if is_strict or pace.first_slack_s <= limit_s or pace.all_s > limit_s:
