@@ -48,7 +48,7 @@ from slosched.policy.kit.memory import (
     will_be_filled,
 )
 from slosched.policy.kit.pace import Pace, first_slack_s
-from slosched.policy.kit.pausing import least_urgent_last
+from slosched.policy.kit.pausing import least_urgent_last, tokens_per_s_beside
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
     MAX_ASKED,
@@ -66,8 +66,6 @@ from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
 from slosched.policy.kit.while_ahead import limit_while_ahead_s
 from slosched.policy.kit.worth import Worth
 
-_LEAST_TOKEN_S = 1e-9
-"""Least time of a token, where a step of a whole budget takes no longer than one of a token."""
 _LEAST_GAIN = 1.5
 """Factor by which a step has to be longer than otherwise if decodes are late for its sake."""
 
@@ -482,18 +480,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         urgent = self.timed(batch, model, come_back(most_urgent(waiting), view.kv), now_s)
         goes_by_length = not (self.fairness or self.ageing)
         if len(waiting) > MAX_ASKED and batch.num_free_seqs > 0 and goes_by_length:
-            short = most_urgent_of_short(waiting, now_s, self._tokens_per_s(pace(), view))
+            tokens_per_s = tokens_per_s_beside(pace(), view, self.min_share)
+            short = most_urgent_of_short(waiting, now_s, tokens_per_s)
             urgent += self.timed(batch, model, come_back(short, view.kv), now_s)
         return by_deadline(prompts + urgent)
-
-    def _tokens_per_s(self, pace: Pace, view: SchedulerView) -> float:
-        """Return the most prompt tokens that go through in a second beside decodes at bare pace.
-
-        What a step costs that has a prompt of one token is not counted.
-        """
-        most_tokens, predict = view.limits.max_num_batched_tokens, view.model.predict_prefill
-        token_s = (predict(most_tokens) - predict(1)) / most_tokens
-        return self._share(pace.all_s * pace.steps_per_s) / max(_LEAST_TOKEN_S, token_s)
 
     def _serve(
         self,

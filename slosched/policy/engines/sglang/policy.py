@@ -140,8 +140,7 @@ class SGLang(PlansBesideDecodes):
         if not len(running) == decodes.num_decodes <= view.limits.max_num_batched_tokens:
             return None
         self._ratio.decay()
-        if view.waiting:  # Who joins now stands before who is preempted later.
-            queues.adopt_waiting(view)
+        queues.adopt_newcomers(view)  # Who joins now stands before who is preempted later.
         self._goes_on_with(running, view.waiting)
         return SchedulerOutput()
 

@@ -49,6 +49,8 @@ class Queues:
     """The tokens of the step that computed the prompts of `running` when no other request ran."""
     newcomers: Sequence[Request] = ()
     """Waiting requests that are new since the last step, in the order of arrival."""
+    ends: tuple[Request, ...] = ()
+    """The first and the last of those that waited when newcomers were last looked for."""
 
     def follow(self, view: SchedulerView) -> bool:
         """Update the queues since the last step; tell whether SGLang's loop has idled since then.
@@ -67,7 +69,7 @@ class Queues:
         elif self.chunked is not None and self.chunked.num_tokens > self.num_chunked_tokens:
             self.chunked = last.chunked = None  # another policy has computed the rest of its prompt
         last.requests = [r for r in last.requests if r is last.chunked or self._is_decode(r)]
-        self.adopt_waiting(view, self._adopt_running(view))
+        self._adopt_waiting(view, self._adopt_running(view))
         return has_idled
 
     def turn_away(
@@ -150,8 +152,17 @@ class Queues:
             self.cut(begun.pop(0))
         return begun
 
-    def adopt_waiting(self, view: SchedulerView, begun: Sequence[Request] = ()) -> None:
+    def adopt_newcomers(self, view: SchedulerView) -> None:
+        """Add newcomers at the end of the waiting queue; none if its ends are what they were.
+
+        Who joins is the first or the last of those that wait.
+        """
+        if view.waiting and (view.waiting[0], view.waiting[-1]) != self.ends:
+            self._adopt_waiting(view, ())
+
+    def _adopt_waiting(self, view: SchedulerView, begun: Sequence[Request]) -> None:
         """Add newcomers at the end of the waiting queue, and the begun prompts at its front."""
+        self.ends = (view.waiting[0], view.waiting[-1]) if view.waiting else ()
         self.waiting, self.newcomers = [r for r in self.waiting if r.status in _QUEUED], ()
         if len(self.waiting) < len(view.waiting) + len(view.swapped):
             known = set(map(id, self.waiting))
