@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
@@ -171,19 +170,14 @@ class Door(Wrapper, Doorkeeper):
                 quoter.add_unjudged(request, model)
         new = self._new(view)
         new, self._unjudged = new[:MAX_JUDGED], new[MAX_JUDGED:]
-        if new:
-            with quoter.lined_up() if len(new) > 1 else nullcontext():
-                self._judge_all(new, model)
-        if not self._refused:
-            return Gate(view.waiting, {})
-        through = tuple(r for r in view.waiting if r.request_id not in self._refused)
-        return Gate(through, {name: each.reason for name, each in self._refused.items()})
-
-    def _judge_all(self, new: Iterable[Request], model: LatencyModel) -> None:
         for request in new:
             refusal = self.judge(request, model)
             if refusal is not None:
                 self._refused[request.request_id] = refusal
+        if not self._refused:
+            return Gate(view.waiting, {})
+        through = tuple(r for r in view.waiting if r.request_id not in self._refused)
+        return Gate(through, {name: each.reason for name, each in self._refused.items()})
 
     def _new(self, view: SchedulerView) -> list[Request]:
         """Return the waiting requests that were not judged yet; they stand at the end."""

@@ -1,38 +1,72 @@
-"""The work that goes before a prompt, asked of columns, is that of the prompts themselves."""
+"""Questions about prompts that wait have the answers that a look at each of them gives."""
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slosched.policy.kit.lineup import Lineup
+from slosched.policy.kit.lineup import Behind, Lineup
 from slosched.policy.kit.work import Work
 
+TIMES = st.sampled_from([-math.inf, 0.0, 0.5, 1.0, 2.0, math.inf])
+SECONDS = st.floats(0.0, 5.0)
 
-class Prompt(NamedTuple):
+
+@dataclass(frozen=True)
+class Prompt:
     place: float
     due_s: float
+    num_tokens: int
     work: Work
 
 
-TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf])
-PROMPTS = st.lists(
-    st.builds(Prompt, TIMES, TIMES, st.builds(Work, st.floats(0.0, 5.0), st.floats(0.0, 5.0))),
-    max_size=30,
-)
+PROMPTS = st.builds(Prompt, TIMES, TIMES, st.integers(1, 9_000), st.builds(Work, SECONDS, SECONDS))
+CHANGES = st.lists(st.tuples(st.integers(0, 40), st.none() | PROMPTS), max_size=200)
+"""The number of a prompt, and what it has become; None if it waits no longer."""
 
 
-@given(waiting=PROMPTS, added=PROMPTS, place=TIMES, far_s=TIMES)
-def test_what_goes_first_is_the_sum_over_the_prompts(
-    waiting: list[Prompt], added: list[Prompt], place: float, far_s: float
+@given(changes=CHANGES, place=TIMES, far_s=TIMES)
+def test_answers_are_those_of_a_look_at_each_prompt(
+    changes: list[tuple[int, Prompt | None]], place: float, far_s: float
 ) -> None:
-    lineup = Lineup(waiting)
-    for each in added:
-        lineup.add(each)
-    first = [p for p in waiting + added if p.place <= place and p.due_s <= far_s]
-    work = Work(sum(p.work.alone_s for p in first), sum(p.work.shared_s for p in first))
-    assert lineup.ahead(place, far_s) == pytest.approx(work)
+    lineup, waiting = Lineup(), dict[str, Prompt]()
+    for number, prompt in changes:
+        name = f"r{number}"
+        if prompt is None:
+            waiting.pop(name, None)
+            lineup.remove(name)
+        else:
+            waiting[name] = prompt
+            lineup.put(name, prompt)
+    first = [p.work for p in waiting.values() if p.place <= place and p.due_s <= far_s]
+    assert lineup.ahead(place, far_s) == pytest.approx(
+        (sum(work.alone_s for work in first), sum(work.shared_s for work in first))
+    )
+    pressing = [p for p in waiting.values() if p.due_s < far_s]
+    assert lineup.shared_s(far_s) == pytest.approx(sum(p.work.shared_s for p in pressing))
+    behind = sorted((p for p in pressing if p.place > place), key=lambda p: p.place)
+    expected = [Behind(p.work.shared_s, p.num_tokens, p.due_s) for p in behind[:3]]
+    assert lineup.behind(place, far_s, most=3) == expected
+
+
+def test_prompts_that_outlast_a_burst_are_still_counted() -> None:
+    lineup, prompt = Lineup(), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
+    for number in range(5_000):
+        lineup.put(f"r{number}", prompt)
+    for number in range(4_990):
+        lineup.remove(f"r{number}")
+    assert lineup.ahead(1.0, 1.0) == Work(10.0, 10.0)
+
+
+def test_a_copy_has_a_life_of_its_own() -> None:
+    lineup, prompt = Lineup(), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
+    lineup.put("a", prompt)
+    copied = copy.deepcopy(lineup)
+    copied.put("b", prompt)
+    assert lineup.ahead(1.0, 1.0) == Work(1.0, 1.0)
+    assert copied.ahead(1.0, 1.0) == Work(2.0, 2.0)

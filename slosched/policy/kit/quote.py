@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 
 from slosched.core import (
@@ -35,7 +33,6 @@ _FIRST = -math.inf
 """The place of a prompt that goes before all that wait."""
 _NUM_BEHIND = 64
 """Prompts behind a new one that are looked at; it bounds the cost."""
-_by_place = attrgetter("place")
 _WAITING, _RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
 """Local names, because each attribute look-up on an enum takes 0.1 µs in Python 3.11."""
 
@@ -113,8 +110,8 @@ class Quoter:
         self._order = order
         self._prompts: dict[str, Expected] = {}
         """Prompts that wait or have begun, by request id."""
-        self._lineup: Lineup | None = None
-        """The same prompts while many requests are expected at once."""
+        self._lineup = Lineup()
+        """The same prompts."""
         self._emitting: list[Expected] = []
         """Prompts whose first token comes with the step that runs."""
         self._decoding: list[Expected] = []
@@ -154,7 +151,7 @@ class Quoter:
         far_s = request.arrival_s + FAR_S
         if self._all_press or due_s >= far_s:
             far_s = math.inf
-        ahead = self._ahead(place, far_s)
+        ahead = self._lineup.ahead(place, far_s)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         alone_s = ahead.alone_s + work.alone_s
@@ -179,22 +176,6 @@ class Quoter:
             likely_s,
         )
 
-    @contextmanager
-    def lined_up(self) -> Iterator[None]:
-        """Expect many requests at once, while no prompt is computed: each takes a fraction."""
-        self._lineup = Lineup(self._prompts.copy().values())
-        try:
-            yield
-        finally:
-            self._lineup = None
-
-    def _ahead(self, place: float, far_s: float) -> Work:
-        """Return the work of the prompts up to `place` that are due by `far_s`."""
-        if (lineup := self._lineup) is not None:
-            return lineup.ahead(place, far_s)
-        prompts = self._prompts.copy().values()  # another thread may add some meanwhile
-        return sum_of([p.work for p in prompts if p.place <= place and p.due_s <= far_s])
-
     def displaced(self, expected: Expected) -> Displaced:
         """Return what the request that arrives now costs those that were let in.  O(prompts).
 
@@ -204,17 +185,15 @@ class Quoter:
         if not self._is_by_length:
             return Displaced(0.0, expected.likely_s)
         now_s = request.arrival_s
-        pressing = [p for p in self._prompts.copy().values() if p.due_s < now_s + FAR_S]
-        behind = [p for p in pressing if p.place > place]
-        behind.sort(key=_by_place)
+        far_s = now_s + FAR_S
         wait_s = max(0.0, self._busy_until_s - now_s)
         needed_s, queued = expected.ahead_s, []
-        for each in behind[:_NUM_BEHIND]:
-            needed_s += each.work.shared_s
+        for each in self._lineup.behind(place, far_s, _NUM_BEHIND):
+            needed_s += each.shared_s
             queued.append(Queued(needed_s, each.num_tokens, each.due_s - now_s - wait_s))
         more_s = expected.work.shared_s
         num_late = self._prospects.chance_lost(queued, more_s, now_s) if queued else 0.0
-        needed_s = sum([p.work.shared_s for p in pressing]) + expected.work.alone_s
+        needed_s = self._lineup.shared_s(far_s) + expected.work.alone_s
         last = self._prospects.outlook(needed_s, expected.num_tokens, now_s, is_overtaken=True)
         return Displaced(num_late, request.server_s + wait_s + last.expected_s)
 
@@ -232,9 +211,7 @@ class Quoter:
         if not self._is_left_over(expected):
             arrival_s = expected.request.arrival_s
             self._prospects.let_in(arrival_s, expected.work.shared_s, expected.num_tokens)
-        self._prompts[expected.request.request_id] = expected
-        if (lineup := self._lineup) is not None:
-            lineup.add(expected)
+        self._keep(expected)
 
     def turn_away(self, expected: Expected) -> None:
         """Count a request that was refused: others like it will come."""
@@ -246,20 +223,22 @@ class Quoter:
         It was preempted, or it starts before anybody looked at it.
         """
         spread = self._behind
-        self._prompts[request.request_id] = Expected(
-            request,
-            _due_s(request),
-            _FIRST,
-            request.num_uncomputed_tokens,
-            prompt_work(request, model),
-            0.0,
-            spread,
-            spread.factors,
-            0.0,
-            {},
-            0.0,
-            1.0,
-            0.0,
+        self._keep(
+            Expected(
+                request,
+                _due_s(request),
+                _FIRST,
+                request.num_uncomputed_tokens,
+                prompt_work(request, model),
+                0.0,
+                spread,
+                spread.factors,
+                0.0,
+                {},
+                0.0,
+                1.0,
+                0.0,
+            )
         )
 
     def note_free(self, now_s: float) -> None:
@@ -277,9 +256,10 @@ class Quoter:
         self._learn_from_tokens()
         for name, each in changed:
             if each.request.end_reason is not None:
-                self._prompts.pop(name, None)
-            elif each.request.asked_slo is not None:  # it may have been given up since
-                each.due_s = math.inf
+                self._drop(name)
+            elif each.request.asked_slo is not None and each.due_s < math.inf:
+                each.due_s = math.inf  # it may have been given up since
+                self._lineup.put(name, each)
 
     def _note_unseen(self, begun: Iterable[tuple[str, Expected]], model: LatencyModel) -> None:
         """Take in what was computed since the latest step without a call of `note_step`.
@@ -332,7 +312,7 @@ class Quoter:
             # It may be served though late: then it keeps its place where requests go by arrival.
             may_stay = each.request.on_infeasible is not OnInfeasible.REJECT
             if not may_stay:
-                del prompts[name]
+                self._drop(name)
             if not (self._is_by_length or (may_stay and self._all_press)):
                 done.append(each.work)  # those behind it need not wait
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
@@ -340,6 +320,15 @@ class Quoter:
         is_full = self._is_pressed(now_s) and not output.is_at_leisure
         self._step = _Step(now_s, predicted_s, sum_of(done), num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
+
+    def _keep(self, expected: Expected) -> None:
+        name = expected.request.request_id
+        self._prompts[name] = expected
+        self._lineup.put(name, expected)
+
+    def _drop(self, name: str) -> None:
+        self._prompts.pop(name, None)
+        self._lineup.remove(name)
 
     @property
     def _is_by_length(self) -> bool:
@@ -442,8 +431,10 @@ class Quoter:
         # By length, a prompt that has begun waits for shorter ones.
         each.place = num_left if self._is_by_length else _FIRST
         if num_left <= 0:
-            del self._prompts[name]
+            self._drop(name)
             self._emitting.append(each)
+        else:
+            self._lineup.put(name, each)
         left = each.work
         return Work(before.alone_s - left.alone_s, before.shared_s - left.shared_s)
 
