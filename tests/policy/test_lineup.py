@@ -34,7 +34,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 40), st.none() | PROMPTS), max_size=
 def test_answers_are_those_of_a_look_at_each_prompt(
     changes: list[tuple[int, Prompt | None]], place: float, far_s: float
 ) -> None:
-    lineup, waiting = Lineup(), dict[str, Prompt]()
+    lineup, waiting = Lineup[Prompt](), dict[str, Prompt]()
     for number, prompt in changes:
         name = f"r{number}"
         if prompt is None:
@@ -43,6 +43,8 @@ def test_answers_are_those_of_a_look_at_each_prompt(
         else:
             waiting[name] = prompt
             lineup.put(name, prompt)
+    assert list(lineup.all()) == list(waiting.values())
+    assert all(lineup.get(name) is waiting.get(name) for name in map("r{}".format, range(41)))
     first = [p.work for p in waiting.values() if p.place <= place and p.due_s <= far_s]
     assert lineup.ahead(place, far_s) == pytest.approx(
         (sum(work.alone_s for work in first), sum(work.shared_s for work in first))
@@ -55,7 +57,7 @@ def test_answers_are_those_of_a_look_at_each_prompt(
 
 
 def test_prompts_that_outlast_a_burst_are_still_counted() -> None:
-    lineup, prompt = Lineup(), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
+    lineup, prompt = Lineup[Prompt](), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
     for number in range(5_000):
         lineup.put(f"r{number}", prompt)
     for number in range(4_990):
@@ -64,7 +66,7 @@ def test_prompts_that_outlast_a_burst_are_still_counted() -> None:
 
 
 def test_a_copy_has_a_life_of_its_own() -> None:
-    lineup, prompt = Lineup(), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
+    lineup, prompt = Lineup[Prompt](), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
     lineup.put("a", prompt)
     copied = copy.deepcopy(lineup)
     copied.put("b", prompt)

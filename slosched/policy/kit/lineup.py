@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,18 +41,22 @@ class Behind(NamedTuple):
     due_s: float
 
 
-class Lineup:
-    """The prompts that wait or have begun.
+P = TypeVar("P", bound=Waiting)
 
-    A question takes O(prompts), as a few operations on arrays instead of a look at each object.
-    Any thread may ask and change it.
+
+class Lineup(Generic[P]):
+    """The prompts that wait or have begun, by name.
+
+    A question about their work takes O(prompts), as a few operations on arrays instead of a look at
+    each object.  Any thread may ask and change the line-up.
     """
 
     def __init__(self) -> None:
         self._numbers = np.full((_NUM_COLUMNS, _MOST_GONE), _GONE)
         """A column of numbers for each of the above, with a place in it for each prompt."""
+        self._prompts: dict[str, P] = {}
         self._at: dict[str, int] = {}
-        """The places of the prompts, which are in the order in which they came."""
+        """The place of each prompt; they are in the order in which they came."""
         self._num_used = 0
         """Places of prompts, and those of prompts that wait no longer among them."""
         self._lock = Lock()
@@ -62,9 +67,22 @@ class Lineup:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=Lock())
 
-    def put(self, name: str, prompt: Waiting) -> None:
+    def __contains__(self, name: str) -> bool:
+        return name in self._prompts
+
+    def get(self, name: str) -> P | None:
+        """Return the prompt of this name, or None."""
+        return self._prompts.get(name)
+
+    def all(self) -> Collection[P]:
+        """Return all prompts, in the order in which they came."""
+        with self._lock:
+            return self._prompts.copy().values()
+
+    def put(self, name: str, prompt: P) -> None:
         """Count a prompt, or what it has become if it is counted already."""
         with self._lock:
+            self._prompts[name] = prompt
             at = self._at.get(name)
             if at is None:
                 if self._num_used == self._numbers.shape[1]:
@@ -79,6 +97,7 @@ class Lineup:
             at = self._at.pop(name, None)
             if at is None:
                 return
+            del self._prompts[name]
             self._numbers[:, at] = _GONE
             if self._num_used > 2 * len(self._at) + _MOST_GONE:
                 self._close_up()

@@ -101,17 +101,15 @@ class Quoter:
     The quantiles come from the ratios of actual to expected times.  Requests that find the queue
     empty and those that do not have a spread of their own.
 
-    Another thread may ask while the engine's thread plans: what both use is copied in one go, by
-    `copy`, since a tuple or a list of a dict's values may let another thread in.
+    Another thread may ask while the engine's thread plans.  What both use is copied in one go, by
+    `copy`, since a tuple or a list of a dict's values may let another thread in, or has a lock.
     """
 
     def __init__(self, order: Callable[[], PromptOrder]) -> None:
         """Begin with nothing learnt; `order` returns the policy's order of prompts."""
         self._order = order
-        self._prompts: dict[str, Expected] = {}
+        self._prompts = Lineup[Expected]()
         """Prompts that wait or have begun, by request id."""
-        self._lineup = Lineup()
-        """The same prompts."""
         self._emitting: list[Expected] = []
         """Prompts whose first token comes with the step that runs."""
         self._decoding: list[Expected] = []
@@ -134,7 +132,7 @@ class Quoter:
 
     def awaited(self) -> list[Request]:
         """Return the requests whose prompts wait or have begun; any thread may ask."""
-        return [each.request for each in self._prompts.copy().values()]
+        return [each.request for each in self._prompts.all()]
 
     def find(self, request_id: str) -> Expected | None:
         """Return what was expected of a request that has no token yet; None if it is unknown."""
@@ -151,7 +149,7 @@ class Quoter:
         far_s = request.arrival_s + FAR_S
         if self._all_press or due_s >= far_s:
             far_s = math.inf
-        ahead = self._lineup.ahead(place, far_s)
+        ahead = self._prompts.ahead(place, far_s)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         alone_s = ahead.alone_s + work.alone_s
@@ -188,12 +186,12 @@ class Quoter:
         far_s = now_s + FAR_S
         wait_s = max(0.0, self._busy_until_s - now_s)
         needed_s, queued = expected.ahead_s, []
-        for each in self._lineup.behind(place, far_s, _NUM_BEHIND):
+        for each in self._prompts.behind(place, far_s, _NUM_BEHIND):
             needed_s += each.shared_s
             queued.append(Queued(needed_s, each.num_tokens, each.due_s - now_s - wait_s))
         more_s = expected.work.shared_s
         num_late = self._prospects.chance_lost(queued, more_s, now_s) if queued else 0.0
-        needed_s = self._lineup.shared_s(far_s) + expected.work.alone_s
+        needed_s = self._prompts.shared_s(far_s) + expected.work.alone_s
         last = self._prospects.outlook(needed_s, expected.num_tokens, now_s, is_overtaken=True)
         return Displaced(num_late, request.server_s + wait_s + last.expected_s)
 
@@ -211,7 +209,7 @@ class Quoter:
         if not self._is_left_over(expected):
             arrival_s = expected.request.arrival_s
             self._prospects.let_in(arrival_s, expected.work.shared_s, expected.num_tokens)
-        self._keep(expected)
+        self._prompts.put(expected.request.request_id, expected)
 
     def turn_away(self, expected: Expected) -> None:
         """Count a request that was refused: others like it will come."""
@@ -223,23 +221,22 @@ class Quoter:
         It was preempted, or it starts before anybody looked at it.
         """
         spread = self._behind
-        self._keep(
-            Expected(
-                request,
-                _due_s(request),
-                _FIRST,
-                request.num_uncomputed_tokens,
-                prompt_work(request, model),
-                0.0,
-                spread,
-                spread.factors,
-                0.0,
-                {},
-                0.0,
-                1.0,
-                0.0,
-            )
+        unjudged = Expected(
+            request,
+            _due_s(request),
+            _FIRST,
+            request.num_uncomputed_tokens,
+            prompt_work(request, model),
+            0.0,
+            spread,
+            spread.factors,
+            0.0,
+            {},
+            0.0,
+            1.0,
+            0.0,
         )
+        self._prompts.put(request.request_id, unjudged)
 
     def note_free(self, now_s: float) -> None:
         """Note that the device is free for a step at `now_s`, whatever was predicted before."""
@@ -248,31 +245,32 @@ class Quoter:
     def look(self, model: LatencyModel) -> None:
         """Learn from what has become of requests since the last call.  O(prompts)."""
         changed = [  # of a thousand, few
-            (name, each)
-            for name, each in self._prompts.copy().items()
+            each
+            for each in self._prompts.all()
             if (request := each.request).status is not _WAITING or request.asked_slo is not None
         ]
-        self._note_unseen([pair for pair in changed if pair[1].request.status is _RUNNING], model)
+        self._note_unseen([e for e in changed if e.request.status is _RUNNING], model)
         self._learn_from_tokens()
-        for name, each in changed:
+        for each in changed:
+            name = each.request.request_id
             if each.request.end_reason is not None:
-                self._drop(name)
+                self._prompts.remove(name)
             elif each.request.asked_slo is not None and each.due_s < math.inf:
                 each.due_s = math.inf  # it may have been given up since
-                self._lineup.put(name, each)
+                self._prompts.put(name, each)
 
-    def _note_unseen(self, begun: Iterable[tuple[str, Expected]], model: LatencyModel) -> None:
+    def _note_unseen(self, begun: Iterable[Expected], model: LatencyModel) -> None:
         """Take in what was computed since the latest step without a call of `note_step`.
 
         A wrapper around the door may have planned a step, or an engine by itself.
         """
         done: list[Work] = []
-        for name, each in begun:
+        for each in begun:
             request = each.request
             if request.num_uncomputed_tokens < each.num_tokens:
                 has_begun_to_emit = request.is_decode and request.num_output_tokens
                 num_left = 0 if has_begun_to_emit else request.num_uncomputed_tokens
-                done.append(self._note_left(name, num_left, request.num_computed_tokens, model))
+                done.append(self._note_left(each, num_left, request.num_computed_tokens, model))
         if done and self._step is not None:
             self._step = self._step._replace(work=sum_of([self._step.work, *done]))
 
@@ -304,15 +302,15 @@ class Quoter:
         """
         if self._step is not None:
             self._learn_speed(self._step, now_s)
-        scheduled, prompts = output.num_scheduled_tokens, self._prompts
-        done = [self._advance(name, output, model) for name in scheduled if name in prompts]
+        found = map(self._prompts.get, output.num_scheduled_tokens)
+        done = [self._advance(each, output, model) for each in found if each is not None]
         for name in output.rejected:
-            if (each := prompts.get(name)) is None:
+            if (each := self._prompts.get(name)) is None:
                 continue
             # It may be served though late: then it keeps its place where requests go by arrival.
             may_stay = each.request.on_infeasible is not OnInfeasible.REJECT
             if not may_stay:
-                self._drop(name)
+                self._prompts.remove(name)
             if not (self._is_by_length or (may_stay and self._all_press)):
                 done.append(each.work)  # those behind it need not wait
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
@@ -320,15 +318,6 @@ class Quoter:
         is_full = self._is_pressed(now_s) and not output.is_at_leisure
         self._step = _Step(now_s, predicted_s, sum_of(done), num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
-
-    def _keep(self, expected: Expected) -> None:
-        name = expected.request.request_id
-        self._prompts[name] = expected
-        self._lineup.put(name, expected)
-
-    def _drop(self, name: str) -> None:
-        self._prompts.pop(name, None)
-        self._lineup.remove(name)
 
     @property
     def _is_by_length(self) -> bool:
@@ -343,7 +332,7 @@ class Quoter:
         return any(
             (all_press or each.due_s < far_s)
             and each.request.arrival_s + each.request.server_s <= come_by_s
-            for each in self._prompts.copy().values()
+            for each in self._prompts.all()
         )
 
     @property
@@ -416,25 +405,25 @@ class Quoter:
         """
         return not self._all_press and expected.due_s >= expected.request.arrival_s + FAR_S
 
-    def _advance(self, name: str, output: SchedulerOutput, model: LatencyModel) -> Work:
+    def _advance(self, each: Expected, output: SchedulerOutput, model: LatencyModel) -> Work:
         """Note what the step computes of a prompt; return the work that is done by that."""
-        request = self._prompts[name].request
+        request = each.request
+        name = request.request_id
         computed = output.num_found_tokens.get(name, request.num_computed_tokens)
         computed += output.num_scheduled_tokens[name]
-        return self._note_left(name, request.num_tokens - computed, computed, model)
+        return self._note_left(each, request.num_tokens - computed, computed, model)
 
-    def _note_left(self, name: str, num_left: int, computed: int, model: LatencyModel) -> Work:
+    def _note_left(self, each: Expected, num_left: int, computed: int, model: LatencyModel) -> Work:
         """Note how many tokens of a prompt are left; return the work that is done."""
-        each = self._prompts[name]
-        before = each.work
+        name, before = each.request.request_id, each.work
         each.num_tokens, each.work = num_left, work_of(num_left, computed, model)
         # By length, a prompt that has begun waits for shorter ones.
         each.place = num_left if self._is_by_length else _FIRST
         if num_left <= 0:
-            self._drop(name)
+            self._prompts.remove(name)
             self._emitting.append(each)
         else:
-            self._lineup.put(name, each)
+            self._prompts.put(name, each)
         left = each.work
         return Work(before.alone_s - left.alone_s, before.shared_s - left.shared_s)
 
