@@ -17,9 +17,11 @@ def meant(text: str, known: Iterable[str]) -> str:
 
 
 def no_option(owner: str, text: str, known: Sequence[str]) -> str:
-    """Return the message for an option `text`, as `name=value`, that `owner` does not have."""
+    """Return the message for a `text` that is no option of `owner`, as `name=value`."""
     what = f"{owner} has no option {text!r}"
     if not known:
         return f"{what}: it has none at all"
     name = text.partition("=")[0].strip()
+    if name in known:
+        return f"{owner}'s option {name} has no value; write {name}=value"
     return f"{what}{meant(name, known)}; write name=value with one of {', '.join(known)}"

@@ -235,7 +235,9 @@ def _check_length(row: Mapping[str | None, object]) -> None:
     values = [value for value in row.values() if isinstance(value, str)]
     values += more if isinstance(more := row.get(None), list) else []
     if len(values) != num_columns:
-        raise ValueError(f"it has {len(values)} values, not {num_columns}: {','.join(values)!r}")
+        advice = "; if it was cut off, remove the line" if len(values) < num_columns else ""
+        count = f"it has {len(values)} values, not {num_columns}"
+        raise ValueError(f"{count}: {','.join(values)!r}{advice}")
 
 
 def _parse_row(row: Mapping[str, str | None]) -> Measurement:

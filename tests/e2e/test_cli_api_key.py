@@ -37,10 +37,11 @@ def test_without_its_key_it_says_how_to_give_it(
     assert "asks for another key" in said.err
 
 
-def test_the_key_of_the_environment_is_sent(
-    url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("keys", ["secret", "secret another"], ids=["one", "several"])
+def test_the_first_key_of_the_environment_is_sent(
+    keys: str, url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLOSCHED_API_KEY", "secret")
+    monkeypatch.setenv("SLOSCHED_API_KEY", keys)
     said = cli(*COMMANDS[0], url)
     assert said.status == 0, said.err
     assert "100.0%" in said.out

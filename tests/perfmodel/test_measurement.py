@@ -87,7 +87,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("1@5,0,0.1,1,nan", "spread_s must be a time of 0 or more, not 'nan'"),
         ("1@5,0,0.1,1,-0.1", "spread_s must be a time of 0 or more, not '-0.1'"),
         ("1@5", "it has 1 values, not 5: '1@5'"),
-        ("1@5,0,0.1", "it has 3 values, not 5: '1@5,0,0.1'"),
+        ("1@5,0,0.1", "it has 3 values, not 5: '1@5,0,0.1'; if it was cut off, remove the line"),
         ("1@5,0,0,1,1,0", "it has 6 values, not 5: '1@5,0,0,1,1,0'"),
     ],
 )

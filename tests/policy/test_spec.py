@@ -115,7 +115,7 @@ def test_what_wraps_a_policy_can_be_tuned_with_it() -> None:
         (":Mine", "cannot import :Mine"),
         (f"{__name__}:Optional:limit=many", "limit='many' is not of type int"),
         (f"{__name__}:Optional:pair=1", "pair cannot be set by a text"),
-        ("edf:token_budget", "has no option 'token_budget'"),
+        ("edf:token_budget", "option token_budget has no value; write token_budget=value"),
         ("edf:token_budget=many", "token_budget='many' is not of type int"),
         ("edf:drop=always", "drop='always' is not one of never, expired, infeasible"),
         ("edf:token_budget=0", "token_budget must be at least 1, not 0"),

@@ -33,6 +33,7 @@ def route(
         typer.Option(
             metavar="KEY",
             envvar="SLOSCHED_API_KEY",
+            callback=options.first_key,
             help="The key with which the router itself asks replicas for quotes.  Clients send "
             "their own keys, which are passed on.",
         ),

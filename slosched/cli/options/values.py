@@ -124,13 +124,19 @@ def out_file(what: str) -> Any:
     return typer.Option("--out", "-o", dir_okay=False, callback=writable, help=what)
 
 
+def first_key(keys: str | None) -> str | None:
+    """Return the first of the keys that SLOSCHED_API_KEY has for a server, or None."""
+    return next(iter((keys or "").split()), None)
+
+
 ServerKey = Annotated[
     str | None,
     typer.Option(
         "--api-key",
         metavar="KEY",
         envvar="SLOSCHED_API_KEY",
-        help="The key of a running server that asks for one.",
+        callback=first_key,
+        help="The key of a running server that asks for one, the first of several.",
     ),
 ]
 
