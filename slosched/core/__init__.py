@@ -73,7 +73,7 @@ from slosched.core.step import (
     StepResult,
     TokenLogprobs,
 )
-from slosched.core.waiting import WaitingRequests, due_by, longest_tokens
+from slosched.core.waiting import WaitingRequests, due_by, latest_first, longest_tokens
 
 __all__ = [
     "ATTENTION_TILE_TOKENS",
@@ -131,6 +131,7 @@ __all__ = [
     "foreseer",
     "group_shape",
     "heeding",
+    "latest_first",
     "longest_tokens",
     "planner_beside",
     "tunable",

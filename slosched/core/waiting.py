@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from slosched.core.request import Request
@@ -21,6 +21,10 @@ class WaitingRequests(Sequence[Request]):
     def due_by(self, until_s: float) -> list[Request]:
         """Return those whose deadline is `until_s` or earlier, by deadline."""
 
+    def latest_first(self) -> Iterable[Request]:
+        """Return them all, the one that has arrived last first."""
+        return reversed(self)
+
 
 def longest_tokens(waiting: Sequence[Request]) -> int:
     """Return a number of prompt and output tokens that no request exceeds; 0 if there is none."""
@@ -34,3 +38,8 @@ def due_by(waiting: Sequence[Request], until_s: float) -> list[Request]:
     if isinstance(waiting, WaitingRequests):
         return waiting.due_by(until_s)
     return sorted([r for r in waiting if r.deadline_s <= until_s], key=attrgetter("deadline_s"))
+
+
+def latest_first(waiting: Sequence[Request]) -> Iterable[Request]:
+    """Return the requests, the one that has arrived last first."""
+    return waiting.latest_first() if isinstance(waiting, WaitingRequests) else reversed(waiting)

@@ -18,6 +18,7 @@ from slosched.core import (
     Request,
     SchedulerOutput,
     SchedulerView,
+    latest_first,
     tunable,
 )
 from slosched.policy.kit.checks import check_share
@@ -180,8 +181,8 @@ class Door(Wrapper, Doorkeeper):
         return Gate(through, {name: each.reason for name, each in self._refused.items()})
 
     def _new(self, view: SchedulerView) -> list[Request]:
-        """Return the waiting requests that were not judged yet; they stand at the end."""
-        return list(takewhile(self.is_new, reversed(view.waiting)))[::-1]
+        """Return the waiting requests that were not judged yet; they have arrived last."""
+        return list(takewhile(self.is_new, latest_first(view.waiting)))[::-1]
 
     def _refusal(self, expected: Expected, model: LatencyModel) -> Refusal | None:
         """Return why the request is refused, without a time to come again."""

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
 
-from real_vllm import Arrival, Loop, Workload, make_config, make_scheduler
+from real_vllm import Arrival, Loop, Workload, make_config, make_request, make_scheduler
 from vllm.v1.engine import FinishReason
 
 from slosched.integrations.vllm import SLOScheduler
@@ -79,3 +79,34 @@ def test_a_floor_brings_a_request_forward(is_async: bool, of: str) -> None:
 
     alone = first_step_of_batch("fcfs")
     assert first_step_of_batch(f"fcfs+floors:{of}s=batch=0.5") < alone / 2
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_who_comes_in_front_by_priority_is_judged_at_once(is_async: bool) -> None:
+    """In a queue by priority the latest request does not stand behind all others."""
+    settings = {"policy": "fcfs+door", "emulate": "h100/llama-3.1-8b"}
+    given = Workload(1, (), 64, 8, 16, 2, 256, stop_chance=0.0)
+    config = make_config(given, is_async=is_async, settings=settings, policy="priority")
+    scheduler = make_scheduler(SLOScheduler, config)
+    loop = Loop(scheduler, given, is_async)
+
+    def add(name: str, priority: int, **extra_args: float) -> None:
+        arrival = Arrival(0, name, tuple(range(20)), 40, tuple(extra_args.items()))
+        request = make_request(arrival, given.block_size, time.time())
+        request.priority = priority
+        scheduler.add_request(request)
+
+    for place in range(6):
+        add(f"r{place}", 5)
+    loop.step()
+    assert len(scheduler.waiting) > 2
+    add("first", 0, slo_ttft_ms=0.001)
+    ended = {
+        name: stop_reason
+        for _ in range(2)
+        for name, _, _, stop_reason in loop.step().outputs
+        if stop_reason
+    }
+    assert list(ended) == ["first"]
+    assert ended["first"].startswith("slo_rejected:unkeepable")
+    assert not scheduler.truth.fallbacks

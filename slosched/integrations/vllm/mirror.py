@@ -48,6 +48,20 @@ def _nothing(ours: Request, theirs: Any) -> None:
     """Ignore the end."""
 
 
+class _ByPriority(InOrder):
+    """Those that wait in a queue by priority, in which the latest may stand anywhere."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, queues: Queues, requests: dict[str, Request]) -> None:
+        super().__init__(queues)
+        self._requests = requests
+        """Those that wait and others, by id, in the order in which they have arrived."""
+
+    def latest_first(self) -> Iterable[Request]:
+        return (self._requests[name] for name in reversed(self._requests) if name in self._queue)
+
+
 class _Pair(NamedTuple):
     """A request that vLLM runs."""
 
@@ -131,7 +145,7 @@ class Mirror:
     def view(self, begins_s: float, model: LatencyModel | None) -> SchedulerView:
         return SchedulerView(
             now_s=begins_s,
-            waiting=InOrder(self.queues),
+            waiting=self._waiting(),
             running=self._shown,
             swapped=(),
             kv=self._kv,
@@ -139,6 +153,11 @@ class Mirror:
             latency_model=model,
             num_finishing=len(self.queues.finishing),
         )
+
+    def _waiting(self) -> InOrder:
+        if isinstance(self._host.waiting, deque):
+            return InOrder(self.queues)
+        return _ByPriority(self.queues, self._requests)
 
     def refresh(self, begins_s: float) -> None:
         """Read vLLM's queues, in O(requests).

@@ -16,6 +16,7 @@ from slosched.core import (
     SchedulerView,
     WaitingRequests,
     due_by,
+    latest_first,
     longest_tokens,
 )
 
@@ -112,6 +113,9 @@ class Remaining(WaitingRequests):
 
     def due_by(self, until_s: float) -> list[Request]:
         return [r for r in due_by(self._all, until_s) if r.request_id not in self._rejected]
+
+    def latest_first(self) -> Iterable[Request]:
+        return (r for r in latest_first(self._all) if r.request_id not in self._rejected)
 
     def __iter__(self) -> Iterator[Request]:
         if self._kept is not None:

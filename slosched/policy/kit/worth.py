@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from slosched.core import DeadlineRule, LatencyModel, Request, SchedulerView
+from slosched.core import DeadlineRule, LatencyModel, Request, SchedulerView, latest_first
 from slosched.policy.kit.chunks import Chunk, chunks_beside, in_a_tpot
 from slosched.policy.kit.long_steps import tokens_per_s_in_turns
 from slosched.policy.kit.pace import Pace, stay_tokens
@@ -75,11 +75,11 @@ class Worth:
     def see(self, waiting: Sequence[Request]) -> Sequence[Request]:
         """Take in the requests that have arrived, and return them, the latest first.
 
-        They stand behind those that were seen before.  Their times do not tell: a server takes
-        longer to read a long prompt, so that it is queued behind others that were sent later.
+        They came to wait after those that were seen before.  Their times do not tell: a server
+        takes longer to read a long prompt, so that it is queued behind others that were sent later.
         """
         new: list[Request] = []
-        for request in reversed(waiting):
+        for request in latest_first(waiting):
             if request.num_preemptions or self.stays.has_seen(request):
                 break
             new.append(request)

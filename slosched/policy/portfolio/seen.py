@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Reversible, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from slosched.core import DeadlineRule, LatencyModel, Request, RequestStatus
+from slosched.core import DeadlineRule, LatencyModel, Request, RequestStatus, latest_first
 from slosched.metrics import RequestRecord
 from slosched.metrics.columns import RequestColumns
 from slosched.metrics.promises import good_requests
@@ -70,11 +70,11 @@ class Seen:
         self.num_seen = 0
         """Number of requests that were remembered so far."""
 
-    def note(self, waiting: Reversible[Request]) -> None:
-        """Remember the requests that have joined the queue, at its end, since the last call."""
+    def note(self, waiting: Sequence[Request]) -> None:
+        """Remember the requests that have joined the queue since the last call."""
         entries = self._entries
         new = []
-        for request in reversed(waiting):
+        for request in latest_first(waiting):
             if request.request_id in entries:
                 break
             new.append(request)

@@ -16,6 +16,7 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
     SchedulerView,
+    latest_first,
     tunable,
 )
 from slosched.policy.kit.checks import check_positive
@@ -92,9 +93,9 @@ class EarlyRejection(Wrapper):
         self._just_taken = []
 
     def _new(self, waiting: Sequence[Request]) -> list[Request]:
-        """Return the requests that were not judged yet; they stand at the end of the queue."""
+        """Return the requests that were not judged yet; they have arrived last."""
         new = []
-        for request in reversed(waiting):
+        for request in latest_first(waiting):
             if request.request_id in self._taken or request.num_preemptions:
                 break
             new.append(request)
