@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
+from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -26,16 +26,17 @@ class Prompt:
 
 
 PROMPTS = st.builds(Prompt, TIMES, TIMES, st.integers(1, 9_000), st.builds(Work, SECONDS, SECONDS))
-CHANGES = st.lists(st.tuples(st.integers(0, 40), st.none() | PROMPTS), max_size=200)
-"""The number of a prompt, and what it has become; None if it waits no longer."""
+CHANGES = st.lists(st.tuples(st.integers(0, 40), st.none() | PROMPTS, st.booleans()), max_size=200)
+"""The number of a prompt, what it has become (None if it waits no longer), and whether those that
+are new become columns then."""
 
 
 @given(changes=CHANGES, place=TIMES, far_s=TIMES)
 def test_answers_are_those_of_a_look_at_each_prompt(
-    changes: list[tuple[int, Prompt | None]], place: float, far_s: float
+    changes: list[tuple[int, Prompt | None, bool]], place: float, far_s: float
 ) -> None:
     lineup, waiting = Lineup[Prompt](), dict[str, Prompt]()
-    for number, prompt in changes:
+    for number, prompt, settles in changes:
         name = f"r{number}"
         if prompt is None:
             waiting.pop(name, None)
@@ -43,6 +44,8 @@ def test_answers_are_those_of_a_look_at_each_prompt(
         else:
             waiting[name] = prompt
             lineup.put(name, prompt)
+        if settles:
+            lineup.settle()
     assert list(lineup.all()) == list(waiting.values())
     assert all(lineup.get(name) is waiting.get(name) for name in map("r{}".format, range(41)))
     first = [p.work for p in waiting.values() if p.place <= place and p.due_s <= far_s]
@@ -60,15 +63,29 @@ def test_prompts_that_outlast_a_burst_are_still_counted() -> None:
     lineup, prompt = Lineup[Prompt](), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
     for number in range(5_000):
         lineup.put(f"r{number}", prompt)
+    lineup.settle()
     for number in range(4_990):
         lineup.remove(f"r{number}")
     assert lineup.ahead(1.0, 1.0) == Work(10.0, 10.0)
 
 
-def test_a_copy_has_a_life_of_its_own() -> None:
+def test_another_thread_may_put_prompts_and_ask() -> None:
     lineup, prompt = Lineup[Prompt](), Prompt(1.0, 1.0, 10, Work(1.0, 1.0))
-    lineup.put("a", prompt)
-    copied = copy.deepcopy(lineup)
-    copied.put("b", prompt)
-    assert lineup.ahead(1.0, 1.0) == Work(1.0, 1.0)
-    assert copied.ahead(1.0, 1.0) == Work(2.0, 2.0)
+    answers: list[float] = []
+
+    def put_and_ask() -> None:
+        for number in range(2_000):
+            lineup.put(f"new{number}", prompt)
+            answers.append(lineup.ahead(1.0, 1.0).alone_s)
+
+    for number in range(1_000):
+        lineup.put(f"old{number}", prompt)
+    thread = Thread(target=put_and_ask)
+    thread.start()
+    for number in range(1_000):
+        lineup.settle()
+        lineup.remove(f"old{number}")
+    thread.join()
+    assert len(answers) == 2_000
+    assert all(0 < answer <= 3_000 for answer in answers)
+    assert lineup.ahead(1.0, 1.0) == Work(2_000.0, 2_000.0)

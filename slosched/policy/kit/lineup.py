@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection
-from threading import Lock
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from slosched.policy.kit.work import NO_WORK, Work
 
-_NUM_COLUMNS = 5
-_PLACE, _DUE_S, _NUM_TOKENS, _, _SHARED_S = range(_NUM_COLUMNS)
-_GONE = math.nan
-"""What is kept of a prompt that waits no longer: no comparison with it is true."""
+_GONE = (math.nan, math.nan, 0.0, 0.0, 0.0)
+"""The numbers of a prompt that waits no longer: no comparison with its place or its time holds."""
 _MOST_GONE = 64
 """Such prompts, beyond as many as do wait, before all are left out."""
+
+Columns = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+"""A row for each of the numbers below, with a column for each prompt."""
 
 
 class Waiting(Protocol):
@@ -48,24 +49,21 @@ class Lineup(Generic[P]):
     """The prompts that wait or have begun, by name.
 
     A question about their work takes O(prompts), as a few operations on arrays instead of a look at
-    each object.  Any thread may ask and change the line-up.
+    each object.  While one thread plans, and changes the line-up, others may ask, and put prompts
+    that are new.
     """
 
     def __init__(self) -> None:
-        self._numbers = np.full((_NUM_COLUMNS, _MOST_GONE), _GONE)
-        """A column of numbers for each of the above, with a place in it for each prompt."""
         self._prompts: dict[str, P] = {}
-        self._at: dict[str, int] = {}
-        """The place of each prompt; they are in the order in which they came."""
+        self._new: dict[str, P] = {}
+        """Those that have no column yet."""
+        self._new_numbers = array("d")
+        """The numbers of these, one prompt after the other."""
+        self._columns = _empty(_MOST_GONE)
+        self._column_of: dict[str, int] = {}
+        """The columns of prompts, which are in the order in which they came."""
         self._num_used = 0
-        """Places of prompts, and those of prompts that wait no longer among them."""
-        self._lock = Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: each for name, each in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=Lock())
+        """The columns of prompts, and of prompts that wait no longer."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._prompts
@@ -76,64 +74,88 @@ class Lineup(Generic[P]):
 
     def all(self) -> Collection[P]:
         """Return all prompts, in the order in which they came."""
-        with self._lock:
-            return self._prompts.copy().values()
+        return self._prompts.copy().values()
 
     def put(self, name: str, prompt: P) -> None:
         """Count a prompt, or what it has become if it is counted already."""
-        with self._lock:
-            self._prompts[name] = prompt
-            at = self._at.get(name)
-            if at is None:
-                if self._num_used == self._numbers.shape[1]:
-                    self._close_up()
-                at = self._at[name] = self._num_used
-                self._num_used += 1
-            self._numbers[:, at] = (prompt.place, prompt.due_s, prompt.num_tokens, *prompt.work)
+        self._prompts[name] = prompt
+        if name in self._new:
+            self.settle()
+        column = self._column_of.get(name)
+        if column is None:
+            self._new_numbers.extend(_numbers(prompt))
+            self._new[name] = prompt
+        else:
+            self._columns[:, column] = _numbers(prompt)
 
     def remove(self, name: str) -> None:
-        """Count a prompt no longer, if it is counted."""
-        with self._lock:
-            at = self._at.pop(name, None)
-            if at is None:
-                return
-            del self._prompts[name]
-            self._numbers[:, at] = _GONE
-            if self._num_used > 2 * len(self._at) + _MOST_GONE:
+        """Count a prompt no longer, if it is counted; only the thread that plans may."""
+        self._prompts.pop(name, None)
+        if name in self._new:
+            self.settle()
+        column = self._column_of.pop(name, None)
+        if column is not None:
+            self._columns[:, column] = _GONE
+            if self._num_used > 2 * len(self._column_of) + _MOST_GONE:
                 self._close_up()
+
+    def settle(self) -> None:
+        """Make columns of the prompts that are new; only the thread that plans may."""
+        # What another thread adds at this moment counts twice, or not, until the next call.
+        self._new_numbers = array("d")
+        for name, prompt in self._new.copy().items():
+            if self._num_used == self._columns.shape[1]:
+                self._close_up()
+            self._columns[:, self._num_used] = _numbers(prompt)
+            self._column_of[name] = self._num_used
+            self._num_used += 1
+            del self._new[name]
 
     def ahead(self, place: float, far_s: float) -> Work:
         """Return the work of the prompts up to `place` that are due by `far_s`."""
-        with self._lock:
-            if not self._at:
-                return NO_WORK
-            places, dues_s, _, alone_s, shared_s = self._numbers[:, : self._num_used]
-            goes_first = (places <= place) & (dues_s <= far_s)
-            return Work(float(alone_s[goes_first].sum()), float(shared_s[goes_first].sum()))
+        if not self._prompts:
+            return NO_WORK
+        places, dues_s, _, alone_s, shared_s = self._now()
+        goes_first = (places <= place) & (dues_s <= far_s)
+        return Work(float(alone_s[goes_first].sum()), float(shared_s[goes_first].sum()))
 
     def behind(self, place: float, far_s: float, most: int) -> list[Behind]:
         """Return the first prompts behind `place` that are due before `far_s`, at most so many.
 
         Those of the same place are in the order in which they came.
         """
-        with self._lock:
-            numbers = self._numbers[:, : self._num_used]
-            are_behind = (numbers[_PLACE] > place) & (numbers[_DUE_S] < far_s)
-            behind = numbers[:, are_behind]
-        first = behind[:, np.argsort(behind[_PLACE], kind="stable")[:most]].tolist()
-        columns = first[_SHARED_S], first[_NUM_TOKENS], first[_DUE_S]
-        return [Behind(each_s, int(n), due_s) for each_s, n, due_s in zip(*columns, strict=True)]
+        now = self._now()
+        places, dues_s, *_ = now
+        behind = now[:, (places > place) & (dues_s < far_s)]
+        first = behind[:, np.argsort(behind[0], kind="stable")[:most]]
+        _, due_s, num_tokens, _, shared_s = first.tolist()
+        return [Behind(*each) for each in zip(shared_s, map(int, num_tokens), due_s, strict=True)]
 
     def shared_s(self, far_s: float) -> float:
         """Return the work in full steps of the prompts that are due before `far_s`."""
-        with self._lock:
-            _, dues_s, _, _, shared_s = self._numbers[:, : self._num_used]
-            return float(shared_s[dues_s < far_s].sum())
+        _, dues_s, _, _, shared_s = self._now()
+        return float(shared_s[dues_s < far_s].sum())
+
+    def _now(self) -> Columns:
+        """Return the columns, with those of new prompts behind the others."""
+        columns = self._columns
+        if not self._new_numbers:
+            return columns
+        new = np.frombuffer(self._new_numbers.tobytes())  # which is a copy made in one go
+        return np.hstack((columns, new.reshape(-1, len(_GONE)).T))
 
     def _close_up(self) -> None:
         """Leave out those that wait no longer, and make room for as many again as do wait."""
-        kept = self._numbers[:, list(self._at.values())]
-        self._num_used = len(self._at)
-        self._numbers = np.full((_NUM_COLUMNS, 2 * self._num_used + _MOST_GONE), _GONE)
-        self._numbers[:, : self._num_used] = kept
-        self._at = {name: at for at, name in enumerate(self._at)}
+        num_kept = len(self._column_of)
+        columns = _empty(2 * num_kept + _MOST_GONE)
+        columns[:, :num_kept] = self._columns[:, list(self._column_of.values())]
+        self._columns, self._num_used = columns, num_kept
+        self._column_of = {name: column for column, name in enumerate(self._column_of)}
+
+
+def _numbers(prompt: Waiting) -> tuple[float, float, float, float, float]:
+    return prompt.place, prompt.due_s, prompt.num_tokens, *prompt.work
+
+
+def _empty(num: int) -> Columns:
+    return np.repeat(np.array([_GONE]).T, num, axis=1)

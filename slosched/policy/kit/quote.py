@@ -102,7 +102,7 @@ class Quoter:
     empty and those that do not have a spread of their own.
 
     Another thread may ask while the engine's thread plans.  What both use is copied in one go, by
-    `copy`, since a tuple or a list of a dict's values may let another thread in, or has a lock.
+    `copy`, since a tuple or a list of a dict's values may let another thread in.
     """
 
     def __init__(self, order: Callable[[], PromptOrder]) -> None:
@@ -244,6 +244,7 @@ class Quoter:
 
     def look(self, model: LatencyModel) -> None:
         """Learn from what has become of requests since the last call.  O(prompts)."""
+        self._prompts.settle()
         changed = [  # of a thousand, few
             each
             for each in self._prompts.all()
