@@ -38,6 +38,8 @@ class _Compiling:
     def __init__(self, compiler: GrammarCompiler, todo: SimpleQueue[_Job | None]) -> None:
         self.began_s: float | None = None
         """When it began to compile; None between two grammars."""
+        self.result: Future[OutputGrammar] | None = None
+        """That of the grammar which it compiles, or has compiled last."""
         self.is_left_behind = False
         """Whether another thread goes on with the queue."""
         self._compiler, self._todo = compiler, todo
@@ -53,12 +55,15 @@ class _Compiling:
             definition, result = job
             if not result.set_running_or_notify_cancel():
                 continue
-            self.began_s = time.monotonic()
+            self.result, self.began_s = result, time.monotonic()
             try:
-                result.set_result(self._compiler.compile(definition))
+                grammar = self._compiler.compile(definition)
             except BaseException as error:
+                self.began_s = None
                 result.set_exception(error)
-            self.began_s = None
+            else:
+                self.began_s = None  # before anybody can ask for the next one
+                result.set_result(grammar)
 
 
 class GrammarQueue:
@@ -96,11 +101,12 @@ class GrammarQueue:
     async def compiled(self, wanted: StructuredOutput) -> OutputGrammar:
         """Return the compiled grammar.
 
-        Raises ApiError (400) if it is wrong or takes too long to compile, (503) if its turn does
-        not come.
+        Raises ApiError (400) if it is wrong or takes too long to compile, (503) if others were
+        compiled before it for too long.
         """
         began_s = time.monotonic()
         job = self._job(wanted.definition)
+        is_next = self._is_next(job)
         self._num_waiting += 1
         self._num_waiting_for[job] += 1
         try:
@@ -110,7 +116,9 @@ class GrammarQueue:
         except GrammarError as error:
             raise ApiError(400, f"{wanted.param}: {error}", param=wanted.param) from error
         except TimeoutError:
-            raise self._too_late(job, wanted.param) from None
+            is_slow = is_next and job.running()
+            self._see_that_others_are_compiled(job if is_slow else None)
+            raise self._too_late(is_slow, wanted.param) from None
         finally:
             self._num_waiting -= 1
             self._leave(wanted.definition, job)
@@ -135,14 +143,36 @@ class GrammarQueue:
         compiling = self._compiling
         if compiling is not None:
             began_s = compiling.began_s
-            if began_s is None or time.monotonic() - began_s < self._time_limit_s:
-                return
-            self._left_behind = [each for each in self._left_behind if each.is_alive]
-            if len(self._left_behind) >= _MOST_LEFT_BEHIND:
-                return
+            if began_s is not None and time.monotonic() - began_s >= self._time_limit_s:
+                self._leave_behind(compiling)
+        else:
+            self._compiling = _Compiling(self._compiler, self._todo)
+
+    def _see_that_others_are_compiled(self, slow: Future[OutputGrammar] | None) -> None:
+        """Leave a thread behind that compiles `slow`, whatever it says of when it has begun.
+
+        On a busy machine that is later than when the request for it began to wait.
+        """
+        compiling = self._compiling
+        if slow is not None and compiling is not None and compiling.result is slow:
+            self._leave_behind(compiling)
+        else:
+            self._see_that_one_compiles()
+
+    def _leave_behind(self, compiling: _Compiling) -> None:
+        """Go on with the queue in another thread, unless too many are left behind."""
+        self._left_behind = [each for each in self._left_behind if each.is_alive]
+        if len(self._left_behind) < _MOST_LEFT_BEHIND:
             compiling.is_left_behind = True
             self._left_behind.append(compiling)
-        self._compiling = _Compiling(self._compiler, self._todo)
+            self._compiling = _Compiling(self._compiler, self._todo)
+
+    def _is_next(self, job: Future[OutputGrammar]) -> bool:
+        """Tell whether no other grammar is compiled before this one."""
+        compiling = self._compiling
+        is_idle = compiling is None or compiling.began_s is None
+        others = (other for other in self._num_waiting_for if other is not job)
+        return job.running() or (is_idle and all(other.done() for other in others))
 
     def _leave(self, definition: Definition, job: Future[OutputGrammar]) -> None:
         """Note that a request waits no longer; a job that nobody waits for does not begin."""
@@ -153,8 +183,8 @@ class GrammarQueue:
         if job.cancel() and self._jobs.get(definition) is job:
             del self._jobs[definition]
 
-    def _too_late(self, job: Future[OutputGrammar], param: str) -> ApiError:
-        if job.running():
+    def _too_late(self, is_slow: bool, param: str) -> ApiError:
+        if is_slow:
             return ApiError(
                 400,
                 f"{param}: the grammar was not compiled within {self._time_limit_s:g} s; simplify "
