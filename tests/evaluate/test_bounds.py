@@ -346,3 +346,14 @@ def test_parts_of_a_trace_bound_the_whole() -> None:
     trace = random_trace(11, most_requests=30)
     whole, parts = (hindsight_bound(trace, SMALL, Limits(8), num_requests=n) for n in (99, 4))
     assert whole.num_good <= parts.num_good <= len(trace)
+
+
+@pytest.mark.parametrize("gap_s", [1e7, 1e15])
+def test_days_without_requests_cost_hindsight_nothing(gap_s: float) -> None:
+    slo = SLO(8.0, 2.0)
+    crowd = [TraceRequest(f"r{i}", 0.0, 8, 4, slo) for i in range(6)]
+    later = [replace(r, request_id=f"{r.request_id} later", arrival_s=gap_s) for r in crowd]
+    alone = hindsight_bound(Trace.of(crowd, "now"), SMALL, Limits(8))
+    both = hindsight_bound(Trace.of([*crowd, *later], "now and later"), SMALL, Limits(8))
+    assert 0 < alone.num_good < len(crowd)
+    assert both.num_good - 2 * alone.num_good in (0, 1), "each is rounded down"

@@ -133,18 +133,23 @@ class _Part:
         ends_s = [np.minimum(due, self._horizon_s) for due in (first_due_s, last_due_s)]
         spans_s = [float(np.median(ends_s[0] - release_s)) / _SLOTS_PER_TTFT]
         spans_s.append(float((ends_s[1] - release_s).mean()) / _MOST_SLOTS_PER_REQUEST)
-        self._num_slots = math.ceil(self._horizon_s / max(spans_s))
-        self._width_s = self._horizon_s / self._num_slots
-        self._first = self._slot(release_s)
-        prompt_last, rest_last = (self._slot(end_s) for end_s in ends_s)
+        num_slots = math.ceil(self._horizon_s / max(spans_s))
+        self._width_s = self._horizon_s / num_slots
+        first, prompt_last, rest_last = (
+            np.minimum((time_s / self._width_s).astype(np.int64), num_slots - 1)
+            for time_s in (release_s, *ends_s)
+        )
         # Work that is never due need not be done, and nothing comes after a single token.
-        self._prompt_last = np.where(np.isfinite(first_due_s), prompt_last, self._first - 1)
+        prompt_last = np.where(np.isfinite(first_due_s), prompt_last, first - 1)
         is_due = np.isfinite(last_due_s) & (self._later > 0)
-        self._rest_last = np.where(is_due, rest_last, self._first - 1)
-
-    def _slot(self, time_s: FloatArray) -> IntArray:
-        slot: IntArray = (time_s / self._width_s).astype(np.int64)
-        return np.minimum(slot, self._num_slots - 1)
+        rest_last = np.where(is_due, rest_last, first - 1)
+        # Only slots with something to do count, since days may pass between two requests.
+        used = np.unique(spread(first, np.maximum(prompt_last, rest_last))[1])
+        self._num_slots = len(used)
+        self._slot_end_s = (used + 1) * self._width_s
+        self._first = np.searchsorted(used, first)
+        self._prompt_last = self._first + (prompt_last - first)
+        self._rest_last = self._first + (rest_last - first)
 
     def most_good(self) -> float:
         program = Program()
@@ -229,8 +234,7 @@ class _Part:
         """Add the due time of every token, which the rule `envelope` has besides the last one's."""
         begin = np.minimum(self._prompt_last + 1, self._rest_last + 1)
         rows = _Rows(program, begin, self._rest_last - 1)
-        end_s = (rows.slot + 1) * self._width_s
-        late_s = end_s - self._first_due_s[rows.owner]
+        late_s = self._slot_end_s[rows.slot] - self._first_due_s[rows.owner]
         # Count the tokens that are due before the slot ends; a rounding error counts as not due.
         due = np.floor(late_s / self._tpot_s[rows.owner] - 1e-6)
         later = self._later[rows.owner]
