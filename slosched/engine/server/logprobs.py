@@ -18,8 +18,8 @@ from slosched.engine.server.values import Body, flag, integer, wrong
 Json = dict[str, object]
 
 MOST_LIKELIEST = 20
-_TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()
-"""The texts of single tokens, of which 128 answers ask for 2,688 in a step."""
+_WRITTEN: WeakKeyDictionary[Tokenizer, dict[int, tuple[str, bytes | None]]] = WeakKeyDictionary()
+"""The texts and bytes of single tokens, of which 128 answers ask for 2,688 in a step."""
 LEAST = -9999.0
 """What is told of a token that the model takes for impossible, since JSON has no infinity."""
 
@@ -64,33 +64,48 @@ def parse_num_prompt_logprobs(body: Body) -> int | None:
     return None if num < 0 else num
 
 
+class Likely(NamedTuple):
+    """A token that is likely at its place."""
+
+    text: str
+    logprob: float
+    utf8: bytes | None = None
+    """Its bytes, which may be a part of a character; None if they are not known."""
+
+
 class Told(NamedTuple):
     """What is told of one token of an answer."""
 
     text: str
     logprob: float
-    likeliest: tuple[tuple[str, float], ...]
-    """The texts of the likeliest tokens at its place with theirs, the likeliest first."""
+    likeliest: tuple[Likely, ...]
+    """The likeliest tokens at its place, the likeliest first."""
+    utf8: bytes | None = None
+    """Its bytes, as those of the likeliest."""
 
 
 def tell(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Told:
     """Return what is told of one token."""
-    return Told(
-        _text(token_id, tokenizer),
-        max(logprobs.drawn, LEAST),
-        tuple((_text(other, tokenizer), max(at, LEAST)) for other, at in logprobs.likeliest),
-    )
+    text, utf8 = _written(token_id, tokenizer)
+    likeliest = []
+    for other, at in logprobs.likeliest:
+        other_text, other_utf8 = _written(other, tokenizer)
+        likeliest.append(Likely(other_text, max(at, LEAST), other_utf8))
+    return Told(text, max(logprobs.drawn, LEAST), tuple(likeliest), utf8)
 
 
-def _text(token_id: int, tokenizer: Tokenizer) -> str:
-    """Return the text of one token, which is decoded once."""
-    texts = _TEXTS.get(tokenizer)
-    if texts is None:
-        texts = _TEXTS[tokenizer] = {}
-    text = texts.get(token_id)
-    if text is None:
-        text = texts[token_id] = tokenizer.decode([token_id], skip_special_tokens=False)
-    return text
+def _written(token_id: int, tokenizer: Tokenizer) -> tuple[str, bytes | None]:
+    """Return the text and the bytes of one token, which is decoded once."""
+    known = _WRITTEN.get(tokenizer)
+    if known is None:
+        known = _WRITTEN[tokenizer] = {}
+    written = known.get(token_id)
+    if written is None:
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        is_whole = "\ufffd" not in text
+        utf8 = text.encode("utf-8", "replace") if is_whole else tokenizer.bytes_of(token_id)
+        written = known[token_id] = (text, utf8)
+    return written
 
 
 def of_completion(tokens: Sequence[Told], offset: int) -> Json:
@@ -113,8 +128,8 @@ def by_text(token: Told) -> dict[str, float]:
     Tokens that are parts of a character do.
     """
     by_text: dict[str, float] = {}
-    for text, logprob in token.likeliest:
-        by_text.setdefault(text, logprob)
+    for each in token.likeliest:
+        by_text.setdefault(each.text, each.logprob)
     by_text.setdefault(token.text, token.logprob)
     return by_text
 
@@ -128,12 +143,13 @@ def entries(tokens: Sequence[Told]) -> list[Json]:
     """Return an entry for each token, as chats and /v1/responses have them."""
     return [
         {
-            **_entry(each.text, each.logprob),
-            "top_logprobs": [_entry(text, logprob) for text, logprob in each.likeliest],
+            **_entry(each),
+            "top_logprobs": list(map(_entry, each.likeliest)),
         }
         for each in tokens
     ]
 
 
-def _entry(text: str, logprob: float) -> Json:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+def _entry(token: Told | Likely) -> Json:
+    utf8 = None if token.utf8 is None else list(token.utf8)
+    return {"token": token.text, "logprob": token.logprob, "bytes": utf8}

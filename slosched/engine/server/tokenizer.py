@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,15 @@ from slosched.engine.server.call_form import OPENING, CallForm, form_of
 
 Message = Mapping[str, object]
 """One chat message: its `role`, its `content`, and what else its template may know."""
+
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTED)
+_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {
+    chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)
+}
+"""The bytes for which the characters of byte-level tokens stand (GPT-2's `bytes_to_unicode`)."""
+_SINGLE_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""The token of a byte, in a vocabulary that has them besides its tokens of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,9 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Return the text; bytes that are not UTF-8 become U+FFFD."""
 
+    def bytes_of(self, token_id: int, /) -> bytes | None:
+        """Return the bytes of a token that is a part of a character; None if they are not known."""
+
     def apply_chat_template(
         self, messages: Sequence[Message], options: TemplateOptions = ..., /
     ) -> list[int]:
@@ -84,6 +97,9 @@ class ByteTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return bytes(token_ids).decode("utf-8", errors="replace")
 
+    def bytes_of(self, token_id: int) -> bytes | None:
+        return bytes([token_id])
+
     def apply_chat_template(
         self, messages: Sequence[Message], options: TemplateOptions = _DEFAULT
     ) -> list[int]:
@@ -115,6 +131,9 @@ class NoTokenizer:
 
     def decode(self, _token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return ""
+
+    def bytes_of(self, _token_id: int, /) -> bytes | None:
+        return None
 
     def apply_chat_template(
         self, _messages: Sequence[Message], _options: TemplateOptions = _DEFAULT, /
@@ -163,6 +182,15 @@ class HuggingFaceTokenizer:
             clean_up_tokenization_spaces=False,
         )
         return text
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        name: str = self._tokenizer.convert_ids_to_tokens(token_id)
+        if (single := _SINGLE_BYTE.fullmatch(name)) is not None:
+            return bytes.fromhex(single[1])
+        is_byte_level = self._backend is not None and "ByteLevel" in str(self._backend.decoder)
+        if is_byte_level and _BYTE_LEVEL.keys() >= set(name):
+            return bytes(_BYTE_LEVEL[character] for character in name)
+        return None
 
     def apply_chat_template(
         self, messages: Sequence[Message], options: TemplateOptions = _DEFAULT

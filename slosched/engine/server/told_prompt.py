@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from slosched.core import PromptLogprobs
-from slosched.engine.server.logprobs import LEAST, Told, by_text
+from slosched.engine.server.logprobs import LEAST, Likely, Told, by_text
 from slosched.engine.server.long_json import LongList
 from slosched.engine.server.respond import Json
 from slosched.engine.server.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ class ToldPrompt:
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": self._text(token_id)}
 
     def _by_text(self, place: _Place) -> dict[str, float]:
-        likeliest = tuple((self._text(other), _finite(at)) for other, at in place.likeliest)
+        likeliest = tuple(Likely(self._text(other), _finite(at)) for other, at in place.likeliest)
         return by_text(Told(self._text(place.token_id), _finite(place.logprob), likeliest))
 
     def _text(self, token_id: int) -> str:

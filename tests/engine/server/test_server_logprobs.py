@@ -9,10 +9,13 @@ from typing import Any
 
 import openai
 import pytest
+import tokenizers
 import torch
 from live_server import post, stream, with_client
 from openai.types.chat import ChatCompletion
 from openai.types.completion import Completion
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from slosched.core import TokenLogprobs
 from slosched.engine.server import ByteTokenizer, HuggingFaceTokenizer
@@ -96,8 +99,42 @@ def test_a_chat_has_them_in_its_own_form(url: str) -> None:
             entry["logprob"],
         ], "greedy"
         assert likeliest[0]["logprob"] >= likeliest[1]["logprob"]
-        assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert bytes(entry["bytes"]).decode(errors="replace") == entry["token"]
         assert alone == {**entry, "top_logprobs": []}
+
+
+def test_a_part_of_a_character_has_its_own_bytes(url: str, tokenizer: HuggingFaceTokenizer) -> None:
+    """Clients join them to characters; they all had those of U+FFFD."""
+    ids = tokenizer.encode("é😀")
+    assert len(ids) == 6, "a token for each byte"
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20}
+    entries = []
+    for token_id in ids:
+        [(_, answer, _)] = ask(
+            url, "/v1/chat/completions", {**body, "allowed_token_ids": [token_id]}
+        )
+        content = answer["choices"][0]["logprobs"]["content"]
+        assert all(each["bytes"] == content[0]["bytes"] for each in content)
+        entries.append(content[0])
+    assert [each["token"] for each in entries] == ["\ufffd"] * 6
+    assert bytes(byte for each in entries for byte in each["bytes"]).decode() == "é😀"
+    likeliest = [each for entry in entries for each in entry["top_logprobs"]]
+    parts = [each["bytes"] for each in likeliest if each["token"] == "\ufffd"]
+    assert parts
+    assert all(len(each) == 1 and each[0] >= 0x80 for each in parts)
+
+
+def test_a_vocabulary_with_tokens_of_single_bytes_tells_them() -> None:
+    vocabulary = {"a": 0, "<0xC3>": 1, "<0xA9>": 2, "[UNK]": 3}
+    model = models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="[UNK]")
+    backend = tokenizers.Tokenizer(model)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = HuggingFaceTokenizer(fast, len(vocabulary))
+    ids = tokenizer.encode("aé")
+    assert ids == [0, 1, 2]
+    told = [tell(each, TokenLogprobs(-1.0, ()), tokenizer) for each in ids]
+    assert [each.utf8 for each in told] == [b"a", b"\xc3", b"\xa9"]
 
 
 def test_they_are_those_of_the_model_and_not_of_what_a_bias_made_of_it(url: str) -> None:
@@ -183,7 +220,7 @@ def test_each_token_is_decoded_once_for_all_that_is_told_of_it() -> None:
     for drawn in (65, 66, 90):
         told = tell(drawn, TokenLogprobs(-1.0, likeliest), tokenizer)
         assert told.text == chr(drawn)
-        assert [text for text, _ in told.likeliest] == [chr(each) for each, _ in likeliest]
+        assert [each.text for each in told.likeliest] == [chr(each) for each, _ in likeliest]
     assert tokenizer.num_decoded == 21
 
 
