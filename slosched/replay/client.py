@@ -340,6 +340,10 @@ class _Run:
             end_s=self._now_s() - self._start_s,
             priority=request.priority,
             lora_id=self._target.adapter(request),
+            tier=request.tier,
+            tenant=request.tenant,
+            session_id=request.session_id,
+            program_s=request.program_s,
             is_relegated=is_relegated,
         )
 

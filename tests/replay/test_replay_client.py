@@ -14,8 +14,16 @@ import pytest
 from live_server import MODEL, live
 
 from slosched.cli.commands.replay import replay_live
-from slosched.core import NO_SLO, SLO, EndReason, Limits, OnInfeasible, RequestStatus
-from slosched.metrics import RequestRecord
+from slosched.core import (
+    NO_SLO,
+    SLO,
+    DeadlineRule,
+    EndReason,
+    Limits,
+    OnInfeasible,
+    RequestStatus,
+)
+from slosched.metrics import RequestRecord, summarize
 from slosched.policy import FCFS
 from slosched.policy.kit.drop import Drop
 from slosched.replay.client import ReplayError, ReplayOptions, replay
@@ -71,6 +79,21 @@ def test_priorities_travel_and_adapters_as_far_as_the_server_has_them() -> None:
     # Our server loads no adapters: the base model serves all of them, and the report says so.
     assert {r.lora_id for r in report.records} == {None}
     assert report.errors == {f"its LoRA adapter is not there: served by {MODEL}": 4}
+
+
+def test_programs_are_scored_and_records_say_whose_requests_they_are() -> None:
+    """A replay with a promise for whole sessions said nothing of it."""
+    requests = [
+        replace(r, session_id=f"s{i % 2}", program_s=600.0, tier="gold", tenant="acme")
+        for i, r in enumerate(make_trace(6).requests)
+    ]
+    with live() as server:
+        report = replay(Trace.of(requests, "sessions"), server.url, NO_WARMUP)
+    for record, request in zip(report.records, requests, strict=True):
+        assert (record.session_id, record.program_s) == (request.session_id, 600.0)
+        assert (record.tier, record.tenant) == ("gold", "acme")
+    summary = summarize(report.records, DeadlineRule.MEAN_TPOT)
+    assert (summary.num_programs, summary.program_attainment) == (2, 1.0)
 
 
 def test_what_becomes_of_late_requests_travels() -> None:
