@@ -35,6 +35,8 @@ _PROBE_TIMEOUT_S = 10.0
 _WARMUP_OUTPUT_TOKENS = 4
 _LAST_PLAIN_ID = 10_000
 """The end of the plain ids: special tokens are at the beginning or the end of a vocabulary."""
+_TOO_MANY = ("too_many_requests", "too_many_connections")
+"""Codes of our server for requests that it does not let in beside those that it has."""
 
 OnRecord = Callable[[RequestRecord], None]
 
@@ -368,10 +370,11 @@ def _refusal(status: int, answer: bytes) -> _End:
     if status == 429:
         return _End(RequestStatus.REJECTED, _reason(error, EndReason.INFEASIBLE))
     if status == 503:
-        return _End(RequestStatus.REJECTED, _reason(error, EndReason.SHUTDOWN))
+        default = EndReason.QUEUE_FULL if code in _TOO_MANY else EndReason.SHUTDOWN
+        return _End(RequestStatus.REJECTED, _reason(error, default))
     if code == "context_length_exceeded":
         return _End(RequestStatus.REJECTED, EndReason.TOO_LONG)
-    return _lost(f"HTTP {status}: {message:.100}")
+    return _lost(f"HTTP {status}: {message:.100}", _reason(error, EndReason.FAULT))
 
 
 def _failure(error: Mapping[str, object]) -> _End:

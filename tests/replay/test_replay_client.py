@@ -174,6 +174,18 @@ def test_faults_in_the_midst_are_aborts_with_a_count() -> None:
     assert all("HTTP 500" in error for error in report.errors)
 
 
+def test_a_full_server_and_one_that_ends_late_requests_are_told_from_broken_ones() -> None:
+    """The first looked as if it shut down, the other as if its device failed."""
+    trace = make_trace(3, gap_s=0.0)
+    with live(request_timeout_s=0.3, max_requests=1) as server:
+        server.device.gate.clear()
+        report = replay(trace, server.url, NO_WARMUP)
+        server.device.gate.set()
+    ends = sorted((r.status, r.end_reason) for r in report.records)
+    full = (RequestStatus.REJECTED, EndReason.QUEUE_FULL)
+    assert ends == [(RequestStatus.ABORTED, EndReason.TIMEOUT), full, full]
+
+
 def test_what_does_not_end_in_time_is_given_up_and_freed() -> None:
     trace = make_trace(4, gap_s=0.0)
     with live(limits=Limits(max_num_seqs=2)) as server:
