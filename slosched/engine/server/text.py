@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_MAX_OPEN_BYTES = 3
-"""The most bytes that an incomplete UTF-8 character has; some decoders write a U+FFFD for each."""
+_OPEN = "\ufffd"
+"""What decoders write for bytes that are no character yet.  If tokens of single bytes follow each
+other (Llama 2, Mistral, Gemma), it stands for each of them, also for those of whole characters,
+until the last character is whole."""
 _WINDOW_TOKENS = 16
 _MAX_WINDOW_TOKENS = 64
 _NUM_BEFORE = 5
@@ -25,7 +27,7 @@ class Detokenizer:
 
     A token's text depends on its neighbours (the bytes of a character, a leading space), so a
     window of the latest tokens is decoded again for each token.  If the text ends in a character
-    that may still be incomplete, that end is held back.
+    that may still be incomplete, that end is held back, as far as the window goes.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int] = ()) -> None:
@@ -36,48 +38,50 @@ class Detokenizer:
         """The number of characters of the window's text that have been returned."""
         self._piece_start = 0
         """The index in the window where the latest complete piece of text begins."""
+        self._next_start = len(self._window)
+        """The index where the piece behind it begins."""
 
     def add(self, token_id: int) -> str:
         """Return the text that this token made certain; often one word, sometimes nothing."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        end = len(text) - _num_open(text)
+        is_complete = not text.endswith(_OPEN) or len(self._window) > _MAX_WINDOW_TOKENS
+        end = len(text) if is_complete else len(text.rstrip(_OPEN))
         piece = text[self._num_chars_out : end]
         self._num_chars_out = max(end, self._num_chars_out)
-        if end == len(text):
-            self._move_window(_WINDOW_TOKENS)
-            self._piece_start = len(self._window)
-        else:
-            self._move_window(_MAX_WINDOW_TOKENS)
+        if is_complete:
+            if piece:
+                self._piece_start, self._next_start = self._next_start, len(self._window)
+            self._move_window()
         return piece
 
     def flush(self) -> str:
         """Return the text that was held back, once the request has ended."""
         return self._decode(self._window)[self._num_chars_out :]
 
-    def _move_window(self, max_tokens: int) -> None:
-        """Drop old tokens from the window, at a boundary of complete characters if there is one."""
-        if len(self._window) <= max_tokens:
+    def _move_window(self) -> None:
+        """Drop tokens before the latest piece, all of whose text has been returned.
+
+        It stays, since a decoder may drop the space that begins its text.
+        """
+        start = self._piece_start
+        if len(self._window) <= (_WINDOW_TOKENS if start else _MAX_WINDOW_TOKENS):
             return
-        start = self._piece_start or len(self._window) // 2
-        text = self._decode(self._window)
-        held = len(text) - self._num_chars_out
+        start = start or len(self._window) // 2
         self._window = self._window[start:]
-        self._num_chars_out = len(self._decode(self._window)) - held
-        self._piece_start = 0
+        self._num_chars_out = len(self._decode(self._window))
+        self._piece_start, self._next_start = 0, max(0, self._next_start - start)
 
 
 def _end_of(prompt: Sequence[int], decode: Decode) -> list[int]:
     """Return the last tokens of a prompt, to be decoded with those behind them.
 
-    Many decoders drop a space that begins their text.  None are returned if the prompt ends within
-    a character, which is a part of the prompt's text.
+    Many decoders drop a space that begins their text.  Fewer are returned where the first of them
+    would be a part of a character that makes the others unreadable, and none if the prompt ends
+    within a character, which is a part of the prompt's text.
     """
-    end = list(prompt[-_NUM_BEFORE:])
-    return [] if _num_open(decode(end)) else end
-
-
-def _num_open(text: str) -> int:
-    """Return the number of trailing characters of `text` that later bytes may still change."""
-    tail = text[-_MAX_OPEN_BYTES:]
-    return len(tail) - len(tail.rstrip("\ufffd"))
+    for num_tokens in range(min(_NUM_BEFORE, len(prompt)), 0, -1):
+        end = list(prompt[-num_tokens:])
+        if not decode(end).endswith(_OPEN):
+            return end
+    return []

@@ -7,10 +7,13 @@ import re
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from live_server import post, stream, with_client
+from tokenizers import decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from slosched.engine.server import (
     HuggingFaceTokenizer,
@@ -128,6 +131,40 @@ def test_pieces_of_a_real_decoder_join_to_its_text(
     assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids)
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+_WORDS = ["▁", "a", "b", "▁a", "▁ab", "ab", ",", "\n"]
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> HuggingFaceTokenizer:
+    """Return a tokenizer that writes what it does not know as bytes, as those of Gemma do."""
+    vocabulary = {token: i for i, token in enumerate(["<unk>", *_WORDS])}
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    spaces = decoders.Replace("▁", " ")
+    first = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), first])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend)
+    return HuggingFaceTokenizer(fast, len(vocabulary))
+
+
+@given(prompt=st.text("a é日😀", max_size=8), answer=st.text("ab, \né日😀", max_size=60))
+@example(prompt="a", answer="😀😀 a日本")
+@example(prompt="😀😀", answer=" a")
+def test_characters_of_several_tokens_may_follow_each_other(
+    byte_fallback: HuggingFaceTokenizer, prompt: str, answer: str
+) -> None:
+    """The second of two emoji came as three U+FFFD, and a space behind two in a prompt was lost."""
+    decode = byte_fallback.decode
+    before, ids = byte_fallback.encode(prompt), byte_fallback.encode(answer)
+    detokenizer = Detokenizer(decode, before)
+    joined = "".join(map(detokenizer.add, ids)) + detokenizer.flush()
+    assert joined == decode([*before, *ids])[len(decode(before)) :]
 
 
 def test_without_a_tokenizer_prompts_are_token_ids() -> None:
