@@ -31,8 +31,11 @@ _UNKNOWN: Mapping[str, tuple[object, ...]] = {
     "modules_to_save": (None, []),
     "trainable_token_indices": (None,),
     "alora_invocation_tokens": (None,),
+    "layer_replication": (None,),
 }
 """Settings of peft that change what is computed, each with the values that are implemented."""
+_ON_OTHER_WEIGHTS = ("pissa", "corda", "olora", "loftq")
+"""Beginnings of `init_lora_weights` with which peft changes the model's own weights, too."""
 
 Targets = Mapping[str, nn.Linear]
 """The layers of a model that an adapter may change, by name."""
@@ -85,6 +88,13 @@ def load_adapter(path: Path, targets: Targets) -> LoraAdapter:
             raise AdapterError(
                 f"{path / _CONFIG} says {name}={config[name]!r:.100}, which is not implemented"
             )
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_ON_OTHER_WEIGHTS):
+        raise AdapterError(
+            f"{path / _CONFIG} says init_lora_weights={start!r:.100}: the adapter was trained on "
+            "other weights than the model's; where peft can convert it, save it with "
+            "save_pretrained(…, path_initial_model_for_weight_conversion=…)"
+        )
     try:
         weights = load_file(path / _WEIGHTS)
     except (OSError, SafetensorError) as error:
