@@ -6,12 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from slosched.engine.torch.embedded import ModelUnavailableError
 from slosched.engine.torch.forward import ATTENTION_NAME, refusing_other_attention
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    ImportError,  # weights that are quantized in a way that needs another library
+    SafetensorError,
+    StrictDataclassError,  # a config that contradicts itself
+)
+"""What transformers raises for files that it cannot read."""
 
 
 def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
@@ -28,9 +40,10 @@ def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,
                 local_files_only=True,
+                trust_remote_code=False,  # else it asks at the terminal
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except UNREADABLE as error:
         raise ModelUnavailableError(f"the model in {directory} cannot be read: {error}") from error
     # transformers draws weights at random that are not there, and only warns of it.
     if missing := sorted(found["missing_keys"]):

@@ -18,7 +18,7 @@ from slosched.engine.torch.attention import (
     check_name,
     choose_backend,
 )
-from slosched.engine.torch.checkpoint import read_checkpoint
+from slosched.engine.torch.checkpoint import UNREADABLE, read_checkpoint
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
 from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embedded_model_dir
 from slosched.engine.torch.forward import ATTENTION_NAME, refusing_other_attention
@@ -195,13 +195,19 @@ def _model(
     directory: Path, dtype: torch.dtype, device: torch.device, dummy: bool, seed: int
 ) -> Any:
     if dummy:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        return _random_model(config, dtype, device, seed)
+        return _random_model(_config(directory), dtype, device, seed)
     if not any(directory.glob("*.safetensors")):
         raise ModelUnavailableError(
             f"{directory} holds no *.safetensors; for random weights use load_format='dummy'"
         )
     return read_checkpoint(directory, dtype).to(device)
+
+
+def _config(directory: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise ModelUnavailableError(f"the config in {directory} cannot be read: {error}") from error
 
 
 def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
@@ -216,7 +222,14 @@ def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: i
 def _tokenizer(directory: Path) -> Any | None:
     if not any((directory / file).is_file() for file in _TOKENIZER_FILES):
         return None
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the library in Rust raises nothing more special
+        raise ModelUnavailableError(
+            f"the tokenizer in {directory} cannot be read: {error}"
+        ) from error
 
 
 def _eos_token_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -145,6 +147,41 @@ def test_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         load_model(str(missing), device="cpu", dtype="float32")
     with pytest.raises(ModelUnavailableError, match=r"no config\.json"):
         load_model(str(tmp_path), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "optimum"),
+        ({"num_attention_heads": 3}, "attention heads"),
+        ({"model_type": "other", "auto_map": {"AutoConfig": "other.Config"}}, "custom code"),
+    ],
+)
+def test_what_transformers_cannot_load_is_no_traceback_and_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
+) -> None:
+    """It asked at the terminal whether to run a model's own code."""
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    load_model("tiny-random", dtype="float32", device="cpu").model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    if message == "optimum" and find_spec(message) is not None:
+        pytest.skip(f"{message} is installed")
+    with pytest.raises(ModelUnavailableError, match=f"the model in (?s:.*){message}"):
+        load_model(str(tmp_path), dtype="float32", device="cpu")
+    assert not asked
+
+
+def test_a_tokenizer_and_a_config_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    load_model("tiny-random", dtype="float32", device="cpu").model.save_pretrained(tmp_path)
+    for text in ("{", '{"version": "1.0"}'):
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(ModelUnavailableError, match=r"the tokenizer in .* cannot be read"):
+            load_model(str(tmp_path), dtype="float32", device="cpu")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelUnavailableError, match=r"the config in .* cannot be read"):
+        load_model(str(tmp_path), dtype="float32", device="cpu", load_format="dummy")
 
 
 def test_wrong_options() -> None:
