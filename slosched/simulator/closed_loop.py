@@ -83,7 +83,8 @@ def run_some(replicas: Iterable[Steps], turns: Turns, until_s: float) -> bool:
     """Run the replica that lags behind; return False if none has a step that begins earlier.
 
     It runs until it would overtake another one, `until_s`, or the end of a request.  So whatever
-    that end sets off can still reach any replica in time.
+    that end sets off can still reach any replica in time.  What becomes of a request that a replica
+    has lost, which ends there as a fault, is for its fleet to say.
     """
     lagging, lagging_s, others_s = None, math.inf, math.inf
     for replica in replicas:
@@ -96,7 +97,8 @@ def run_some(replicas: Iterable[Steps], turns: Turns, until_s: float) -> bool:
         return False
     # The smallest time more lets one of several replicas go on that are equally far.
     for request in lagging.run_until_end(min(until_s, math.nextafter(others_s, math.inf))):
-        turns.note_ended(request)
+        if request.end_reason is not EndReason.FAULT:
+            turns.note_ended(request)
     return True
 
 

@@ -157,6 +157,16 @@ def test_every_turn_ends_once_although_replicas_fail(name: str) -> None:
             assert after.arrival_s >= before.end_s
 
 
+@pytest.mark.parametrize("fails_s", [0.5, 1.0])
+def test_a_turn_that_is_sent_again_does_not_break_its_session(fails_s: float) -> None:
+    trace = turns(("a", 0, 2, None), ("a", 0, 2, 0.25))
+    config = FleetConfig(failures=(Failure(fails_s, 0),))
+    requests = simulate_fleet(trace, FCFS(), make_replicas(2), RoundRobin(), config)
+    # r0 is prefilled on replica 0 from 0 to 1; replica 1 begins it anew when replica 0 fails.
+    assert spans(requests) == {"r0": (0, fails_s + 2), "r1": (fails_s + 2.25, fails_s + 4.25)}
+    assert all(r.status is RequestStatus.FINISHED for r in requests)
+
+
 def test_gaps_become_pauses_without_the_time_of_the_answers() -> None:
     trace = synthesize("sessions", num_requests=300, sessions=replace(SMALL, tpot_s=0.03), seed=1)
     open_s = {r.request_id: r.arrival_s for r in trace.requests}
