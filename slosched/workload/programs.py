@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -43,11 +42,21 @@ def with_program_deadlines(
             "the time of a program needs a positive, finite base or factor, not "
             f"{base_s!r} s and {factor!r}"
         )
-    program_s: dict[str, float] = defaultdict(lambda: base_s)
+    program_s: dict[str, float] = {}
+    first_s: dict[str, float] = {}
     for request in requests:
-        if request.session_id is not None:
-            promised_s = factor * _promised_s(request) if factor else 0.0
-            program_s[request.session_id] += promised_s + (request.think_s or 0.0)
+        name = request.session_id
+        if name is None:
+            continue
+        if name not in program_s:
+            program_s[name], first_s[name], pause_s = base_s, request.arrival_s, 0.0
+        elif request.think_s is not None:
+            pause_s = request.think_s
+        else:  # it arrives at its own time, and the turns before may take until then
+            passed_s = request.arrival_s - first_s[name]
+            pause_s = max(0.0, passed_s - (program_s[name] - base_s))
+        promised_s = factor * _promised_s(request) if factor else 0.0
+        program_s[name] += promised_s + pause_s
     if not program_s:
         raise TraceError(
             "a deadline for whole programs needs sessions: use a trace with a column session_id, "

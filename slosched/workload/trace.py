@@ -230,10 +230,11 @@ class Trace:
         """Return the trace with a time promised for each whole session.
 
         It is `base_s`, plus `factor` times what the session takes if each turn just keeps its TTFT
-        and TPOT, plus all its times between turns.  A turn behind the first that would be rejected
-        for being late is relegated instead, since its program may still be on time.  Raises
-        TraceError if nothing has a session, or if a factor is given and a turn has no TTFT or no
-        TPOT.
+        and TPOT, plus all its times between turns.  Before a turn that arrives at its own time, it
+        is what passes until then after all that the turns before it may take.  A turn behind the
+        first that would be rejected for being late is relegated instead, since its program may
+        still be on time.  Raises TraceError if nothing has a session, or if a factor is given and a
+        turn has no TTFT or no TPOT.
         """
         requests = with_program_deadlines(self.requests, base_s, factor)
         return self._derived(requests, program_base_s=base_s, program_factor=factor)

@@ -195,6 +195,23 @@ def test_a_program_may_take_what_its_turns_may_and_its_pauses() -> None:
         synthesize("poisson", num_requests=5).with_program_deadlines(10.0)
 
 
+def test_a_program_may_take_the_pauses_before_turns_that_arrive_at_their_own_time() -> None:
+    trace = turns(("a", 0, 3, None), ("a", 2, 3, None), ("a", 30, 3, None), ("b", 1, 1, None))
+    promised = trace.with_slo(SLO(2.0, 0.5)).with_program_deadlines(0.0, 1.0)
+    # Each turn may take 3 s: the second comes before the first has to end, the third 24 s after
+    # the second has to.
+    assert {r.session_id: r.program_s for r in promised.requests} == {"a": 3 + 3 + 24 + 3, "b": 2}
+    assert {r.program_s for r in trace.with_program_deadlines(10.0).requests} == {40, 10}
+    requests = simulate(trace.with_program_deadlines(7.0), FCFS(), A_SECOND_A_STEP)
+    records = records_of(requests, DeadlineRule.TBT)
+    assert summarize(records, DeadlineRule.TBT).program_attainment == 1.0
+
+
+def test_a_pause_before_the_first_turn_that_is_left_of_a_session_is_not_its_programs() -> None:
+    cut = turns(("a", 5, 1, 60.0), ("a", 6, 1, 2.0)).with_program_deadlines(10.0)
+    assert {r.program_s for r in cut.requests} == {12}
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_files_keep_pauses_and_programs(tmp_path, suffix: str) -> None:
     trace = small_agents(40)
