@@ -13,16 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slosched.core import SLO, RequestStatus, ScheduledChunk
+from slosched.core import SLO, Limits, RequestStatus, ScheduledChunk
 from slosched.kv import Eviction, HashIndex, Known, KVCache, PrefixCaching, PrefixHost, RankedIndex
 from slosched.kv.eviction.life_table import LifeTable
 from slosched.kv.eviction.lines import Line, Lines
 from slosched.kv.eviction.order import EvictionOrder, Rank
+from slosched.kv.prefix.keys import Key
+from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.testing import Scenario, scenarios
 from slosched.testing.laws import check_laws
 from slosched.workload import Tiers, synthesize
+from slosched.workload.lengths import Fixed
+from slosched.workload.sessions import Sessions
 from slosched.workload.trace import Trace, TraceRequest
 from tests.factories import make_model
 from tests.kv.test_prefix_cache import SIZE, RadixMachine, make
@@ -48,6 +52,17 @@ class Dice(EvictionOrder):
     def rank(self, line: Line, now_s: float) -> Rank:
         down_to = self._random.randint(line.start, line.cached_to - 1)
         return Rank((0.0, self._random.random()), now_s + self._random.random(), down_to)
+
+
+class LastRanked(EvictionOrder):
+    """What was ranked last goes last, so that an order that learns could rank anew at any time."""
+
+    def __init__(self) -> None:
+        self._num_ranked = 0
+
+    def rank(self, line: Line, now_s: float) -> Rank:
+        self._num_ranked += 1
+        return Rank((0.0, float(self._num_ranked)))
 
 
 def known(num_blocks: int = 100, block_size: int = 4) -> Known:
@@ -192,6 +207,35 @@ def misses(eviction: Eviction, visits: Sequence[int], num_blocks: int) -> int:
 def test_belady_misses_least_where_blocks_are_of_one_size(other: Eviction, seed: int) -> None:
     visits = random.Random(seed).choices(range(12), k=150)
     assert misses(Eviction.BELADY, visits, 8) <= misses(other, visits, 8)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1, 1), (1, 2, 3), (4, 2)])
+def test_blocks_go_in_the_same_order_at_once_and_bit_by_bit(counts: Sequence[int]) -> None:
+    def gone(counts: Sequence[int]) -> list[tuple[Key, int]]:
+        index = RankedIndex(LastRanked())
+        kv = KVCache(20, 4, 0, index)
+        serve(kv, prompt(1, 4), "a", 0.0)
+        serve(kv, prompt(2, 4), "b", 1.0)
+        return [pair for count in counts for pair in index.evict(count)]
+
+    assert gone(counts) == gone((6,))
+
+
+def test_ttl_evicts_the_same_whether_decodes_take_their_blocks_together_or_one_by_one() -> None:
+    sessions = Sessions(
+        mean_turns=4.0, think_s=0.3, question=Fixed(300), answer=Fixed(20), system_tokens=512
+    )
+    trace = synthesize("sessions", num_requests=60, rate=30.0, sessions=sessions, seed=171)
+    config = SimulationConfig(
+        limits=Limits(max_num_seqs=32),
+        num_blocks=1000,
+        prefix_cache=PrefixCaching.HASH,
+        eviction=Eviction.TTL,
+    )
+    model, policy = load_model("h100/llama-3.1-8b"), make_policy("fcfs")
+    together = simulate(trace, policy, model, config)
+    one_by_one = simulate(trace, policy, model, config, on_step=lambda _: None)
+    assert [r.token_times_s for r in together] == [r.token_times_s for r in one_by_one]
 
 
 def test_belady_keeps_what_is_used_next_where_lru_loses_everything() -> None:

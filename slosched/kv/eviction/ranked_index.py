@@ -29,7 +29,9 @@ class RankedIndex(HashIndex):
     idle ones are evicted first, as long as another one is left: they save nothing.
 
     The order is told the time of each arrival and each end, and the last of these times counts as
-    now.  Evicting a block takes O(1), and each change of a line O(log lines).
+    now.  A line that has lost a part of its tail keeps its rank, so that it makes no difference
+    whether blocks are evicted at once or one by one.  Evicting a block takes O(1), and each change
+    of a line O(log lines).
     """
 
     def __init__(self, order: EvictionOrder) -> None:
@@ -149,7 +151,7 @@ class RankedIndex(HashIndex):
         gone = self._evict_spare(count)
         self._rank_again(self._changed())
         while len(gone) < count:
-            self._evict_tail(*self._pop(), count, gone)
+            self._evict_tail(self._pop(), count, gone)
         return gone
 
     def discard(self, blocks: Sequence[int]) -> list[tuple[Key, int]]:
@@ -214,12 +216,13 @@ class RankedIndex(HashIndex):
         heapify(self._changes)
         self._most_entries = 2 * len(self._queue) + _MOST_VOID
 
-    def _pop(self) -> tuple[Line, int]:
-        """Return the line that goes next, and the first block for which its rank holds."""
+    def _pop(self) -> _Entry:
+        """Take the entry of the line that goes next out of the queue, and return it."""
         while self._queue:
-            _, number, line, down_to = heappop(self._queue)
+            entry = heappop(self._queue)
+            _, number, line, _ = entry
             if line.rank_number == number and self._may_go(line):
-                return line, down_to
+                return entry
         raise KVCorruptionError("idle blocks of the prefix cache are in no line")
 
     def _evict_spare(self, count: int) -> list[tuple[Key, int]]:
@@ -232,10 +235,12 @@ class RankedIndex(HashIndex):
                 gone.append((key, block))
         return gone
 
-    def _evict_tail(
-        self, line: Line, down_to: int, count: int, gone: list[tuple[Key, int]]
-    ) -> None:
-        """Evict blocks of `line` from its tail until `gone` has `count`, or down to `down_to`."""
+    def _evict_tail(self, entry: _Entry, count: int, gone: list[tuple[Key, int]]) -> None:
+        """Evict the tail of an entry's line until `gone` has `count`, or as far as its rank holds.
+
+        If its rank holds for more of it, the entry returns to the queue.
+        """
+        _, _, line, down_to = entry
         keys, holders, evictable = line.keys, self._holders, self._evictable
         floor, place = max(line.start, down_to), line.cached_to
         while place > floor and len(gone) < count and keys[place - 1] not in holders:
@@ -246,4 +251,7 @@ class RankedIndex(HashIndex):
             self._drop(key, block)
             gone.append((key, block))
         self._lines.shorten(line, place)
-        self._rank_again((line,))
+        if place > floor and keys[place - 1] not in holders:
+            heappush(self._queue, entry)
+        else:
+            self._rank_again((line,))
