@@ -21,7 +21,10 @@ _OF_ONE_CONNECTION = frozenset(
     }
 )
 """Headers that are not passed on (RFC 9110, section 7.6.1)."""
-_NOT_SENT = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
+_NOT_SENT = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect", b"accept-encoding"}
+_PLAIN = ("accept-encoding", "identity")
+"""Asks for an answer that is not compressed: else nobody sees where an event of a stream ends, and
+what an error says."""
 _NOT_ANSWERED = _OF_ONE_CONNECTION | {b"content-length", b"date", b"server"}
 _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters that no header may have (RFC 9110, section 5.5), and that aiohttp does not send."""
@@ -32,7 +35,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return a request's headers without those of its own connection.
+    """Return a request's headers without those of its own connection, for a plain answer.
 
     Raises ApiError (400) if one of them has control characters.
     """
@@ -40,7 +43,7 @@ def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     for name, value in sent:
         if _CONTROLS.search(value):
             raise ApiError(400, f"the header {name.decode('latin-1')} has control characters")
-    return [(name.decode("latin-1"), _text(value)) for name, value in sent]
+    return [*((name.decode("latin-1"), _text(value)) for name, value in sent), _PLAIN]
 
 
 def _text(value: bytes) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, MutableMapping
+import zlib
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import Any
 
 import pytest
@@ -16,6 +17,41 @@ from slosched.gateway.gateway import Gateway
 from slosched.gateway.metrics import End
 
 BODY = json.dumps({"model": "fragile", "prompt": "break", "max_tokens": 4}).encode()
+
+
+class Compressing:
+    """A server that compresses a stream, if its client takes that, as some proxies do.
+
+    It sends the second event once `has_come` says that the first one has.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = asyncio.Event()
+        self.app = web.Application()
+        self.app.router.add_get("/v1/models", self._models)
+        self.app.router.add_post("/v1/completions", self._stream)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "fragile"}]})
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        compresses = "gzip" in request.headers.get("accept-encoding", "")
+        if compresses:
+            answer.headers["content-encoding"] = "gzip"
+        await answer.prepare(request)
+        packer = zlib.compressobj(wbits=31)
+
+        def packed(event: bytes) -> bytes:
+            if not compresses:
+                return event
+            return packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+        await answer.write(packed(b"data: 1\n\n"))
+        async with asyncio.timeout(10):
+            await self.has_come.wait()
+        await answer.write(packed(b"data: 2\n\n"))
+        return answer
 
 
 class Fragile:
@@ -60,8 +96,12 @@ async def ask(
     path: str = "/v1/completions",
     *headers: tuple[bytes, bytes],
     content: bytes = BODY,
+    on_body: Callable[[bytes], None] = lambda _body: None,
 ) -> tuple[int, bytes]:
-    """Post `content` through the gateway; return the status and the body of the answer."""
+    """Post `content` through the gateway; return the status and the body of the answer.
+
+    `on_body` gets each piece of the body as it comes.
+    """
     sent: list[MutableMapping[str, Any]] = []
     scope = {
         "type": "http",
@@ -82,6 +122,8 @@ async def ask(
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
+        if message["type"] == "http.response.body":
+            on_body(message["body"])
 
     await gateway.app(scope, receive, send)
     body = b"".join(m.get("body", b"") for m in sent)
@@ -130,6 +172,27 @@ def test_a_server_that_cannot_be_reached_counts_as_nothing_broken() -> None:
 
     (status, body), num_asked = asyncio.run(play())
     assert (status, code_of(body), num_asked) == (502, "replica_failed", 1)
+
+
+def test_events_come_at_once_although_client_and_server_can_compress() -> None:
+    async def play() -> tuple[int, bytes]:
+        server = Compressing()
+        runner, url = await started(server.app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        takes_gzip = (b"accept-encoding", b"gzip, deflate")
+        try:
+            return await ask(
+                gateway,
+                "/v1/completions",
+                takes_gzip,
+                on_body=lambda body: server.has_come.set() if body else None,
+            )
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    assert asyncio.run(play()) == (200, b"data: 1\n\ndata: 2\n\n")
 
 
 def test_of_an_event_that_breaks_off_the_client_sees_nothing() -> None:

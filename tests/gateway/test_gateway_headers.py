@@ -33,4 +33,4 @@ def test_a_value_reaches_the_replica_as_it_was_sent(value: str) -> None:
 
 
 def test_a_value_that_is_no_utf_8_is_sent_as_the_text_that_it_is_in_latin_1() -> None:
-    assert sendable([(b"x-name", b"Andr\xe9")]) == [("x-name", "Andr\xe9")]
+    assert ("x-name", "Andr\xe9") in sendable([(b"x-name", b"Andr\xe9")])
