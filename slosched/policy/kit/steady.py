@@ -67,6 +67,8 @@ class Steady:
     """The most tokens of a step."""
     has_long_steps: bool = False
     """Whether a step may be longer than a TPOT if others make up for it (kit/long_steps.py)."""
+    cached_tokens: float = 0.0
+    """Tokens before those of the mean prompt, which are in the KV cache when it arrives."""
 
     def tokens_per_s(self, tpot_s: float) -> float:
         """Return the most prompt tokens in a second while steps take no longer than `tpot_s`.
@@ -116,14 +118,14 @@ class Steady:
 
     def _predicted_s(self, num_decodes: int, prompt_tokens: float) -> float:
         """Return the predicted time of a step of mean decodes and so many tokens of prompts."""
-        context = round(self.prompt_tokens + self.output_tokens / 2)
+        context = round(self.cached_tokens + self.prompt_tokens + self.output_tokens / 2)
         step = BatchShape()
         step.add_decodes([context])
         step.num_decodes, step.decode_context_tokens = num_decodes, num_decodes * context
         if prompt_tokens > 0:
             num_chunks = min(_MOST_CHUNKS, int(prompt_tokens / self.prompt_tokens) + 1)
             chunk = max(2, round(prompt_tokens / num_chunks))
-            prior = max(0, round((self.prompt_tokens - chunk) / 2))
+            prior = max(0, round(self.cached_tokens + (self.prompt_tokens - chunk) / 2))
             for _ in range(num_chunks):
                 step.add(chunk, prior)
         return self.model.predict(step)

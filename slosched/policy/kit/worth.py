@@ -36,6 +36,8 @@ class _Arrival(NamedTuple):
     arrival_s: float
     num_tokens: int
     """Tokens of its prompt that were to be computed when it arrived."""
+    num_cached_tokens: int
+    """Its others, which were in the KV cache."""
     tpot_s: float
     """The TPOT that it asks for; infinite if it asks for one token alone."""
     ttft_s: float
@@ -151,14 +153,14 @@ class Worth:
         output_tokens = self.stays.mean_of_latest()
         if not output_tokens:
             return 0.0
-        prompts = [a.num_tokens for a in self._arrivals]
-        limits = view.limits
+        arrivals, limits = self._arrivals, view.limits
         steady = Steady(
-            max(1.0, sum(prompts) / len(prompts)),
+            max(1.0, sum([a.num_tokens for a in arrivals]) / len(arrivals)),
             output_tokens,
             view.model,
             limits.max_num_batched_tokens,
             has_long_steps=limits.deadline_rule is not DeadlineRule.TBT,
+            cached_tokens=sum([a.num_cached_tokens for a in arrivals]) / len(arrivals),
         )
         return self._best(self._tpots_s(), steady.tokens_per_s, view.now_s, spare)
 
@@ -233,7 +235,8 @@ class Worth:
 def _arrival(request: Request) -> _Arrival:
     slo = request.slo
     tpot_s = slo.tpot_s if request.max_tokens > 1 else math.inf
-    return _Arrival(request.arrival_s, request.num_uncomputed_tokens, tpot_s, slo.ttft_s)
+    num_tokens, num_cached = request.num_uncomputed_tokens, request.num_computed_tokens
+    return _Arrival(request.arrival_s, num_tokens, num_cached, tpot_s, slo.ttft_s)
 
 
 def _spread(num: int) -> Sequence[int]:
