@@ -371,14 +371,14 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def take_freed(self, pace: Pace, shortage: Shortage, pack: PromptPack) -> bool:
         """Add all decodes, and prompts as far as decodes free KV blocks, if there are few.
 
-        Returns False, and adds nothing, if blocks are not short or decodes alone take longer than
-        the step may last.
+        Returns False, and adds nothing, if blocks are not short or time is shorter: beside decodes
+        the step then has none for as many prompt tokens as they free.
         """
         view, decodes, prompts, _ = shortage
-        batch = pack.batch
-        if pace.all_s >= batch.time_limit_s or not self._flood.is_short_of_blocks(
-            pace, prompts, pack, view
-        ):
+        batch, limit_s = pack.batch, pack.batch.time_limit_s
+        if pace.all_s >= limit_s or not self._flood.is_short_of_blocks(pace, prompts, pack, view):
+            return False
+        if not self._flood.has_time_for_freed(pace, limit_s, view):
             return False
         pack.reserved_blocks += len(decodes)  # Each will need its next block soon.
         add_without_preempting(batch, decodes)

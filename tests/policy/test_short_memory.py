@@ -11,7 +11,14 @@ from views import R, flat_model, view_of
 from slosched.core import SLO, BatchShape, Limits, SchedulerView
 from slosched.perfmodel import LinearModel, load_model
 from slosched.policy.goodput import Goodput, Shortage
-from slosched.policy.kit.memory import are_few, lacks_blocks, tokens_at_leisure, tokens_in_turn
+from slosched.policy.kit.memory import (
+    are_few,
+    has_time_for_freed,
+    lacks_blocks,
+    tokens_at_leisure,
+    tokens_freed,
+    tokens_in_turn,
+)
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Supply
@@ -67,6 +74,16 @@ def test_memory_limits_no_step_that_holds_fewer_tokens_anyway() -> None:
     # Stays of 10 tokens: 8,000 · 1.5 / 10 = 1,200 tokens a step.
     view = full_view(R("a", 90, 1.0, out=5), R("prompt", 500, 9.0), num_blocks=8000)
     assert tokens_in_turn(pace_of(view), view.running, view) is None
+
+
+def test_time_is_scarcer_than_blocks_if_a_step_has_none_for_what_decodes_free() -> None:
+    """Stays of 40 tokens free 200 tokens of 8,000 a step; beside two decodes they take about 10.9 ms."""
+    decodes = R("a", 3990, 1.0, out=20), R("b", 3990, 1.0, out=20)
+    view = full_view(*decodes, num_blocks=8000)
+    assert tokens_freed(40.0, view.kv) == 200
+    assert has_time_for_freed(pace_of(view), 0.0112, 40.0, view)
+    assert not has_time_for_freed(pace_of(view), 0.0106, 40.0, view)
+    assert not has_time_for_freed(pace_of(view), 0.0051, 4000.0, view), "no time for any"
 
 
 def test_blocks_are_lacking_if_they_do_not_hold_the_prompts() -> None:

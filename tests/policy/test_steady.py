@@ -27,6 +27,15 @@ def test_steps_without_tokens_left_follow_one_another() -> None:
     assert steady.tokens_per_s(0.5) == pytest.approx(400 / 0.035)
 
 
+def test_what_is_cached_of_prompts_is_no_work_but_is_read_by_their_decodes() -> None:
+    """Beside 40 decodes of the whole prompts a step has less time for the rest of prompts."""
+    alone = Steady(400.0, 200.0, H100, budget_tokens=2048).tokens_per_s(0.020)
+    cached = Steady(400.0, 200.0, H100, budget_tokens=2048, cached_tokens=8000.0)
+    whole = Steady(8400.0, 200.0, H100, budget_tokens=2048).tokens_per_s(0.020)
+    assert cached.tokens_per_s(0.020) < 0.8 * alone
+    assert cached.tokens_per_s(0.020) / 400 > whole / 8400, "more requests than without a cache"
+
+
 def test_no_prompt_goes_through_a_step_without_time_for_a_tile() -> None:
     """One decode and 64 tokens take 8.25 ms."""
     steady = Steady(400.0, 200.0, MODEL, budget_tokens=8192)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slosched.core import Request, SchedulerView
-from slosched.policy.kit.memory import are_few, lacks_blocks
+from slosched.policy.kit.memory import are_few, has_time_for_freed, lacks_blocks
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, tokens_per_s_beside
 from slosched.policy.kit.prompt_pack import PromptPack
@@ -41,6 +41,11 @@ class Flood:
         if not self.worth.are_promises_alike:
             arriving = min(arriving, tokens_per_s_beside(pace, view, self.min_share))
         return self._is_rising(arriving, pace, view)
+
+    def has_time_for_freed(self, pace: Pace, limit_s: float, view: SchedulerView) -> bool:
+        """Tell whether a step as long as `limit_s` has time for the prompts that find blocks."""
+        stay_tokens = self.worth.stays.mean_tokens(view.now_s)
+        return has_time_for_freed(pace, limit_s, stay_tokens, view)
 
     def in_turn(
         self,

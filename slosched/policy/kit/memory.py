@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from slosched.core import KVView, LatencyModel, Request, SchedulerView
-from slosched.policy.kit.chunks import Chunk, chunks_beside
+from slosched.policy.kit.chunks import Chunk, chunks_beside, largest_within
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.punctual import Supply, Timed, are_in_time
 
@@ -53,18 +53,39 @@ def are_few(num_free_blocks: int, view: SchedulerView) -> bool:
     return num_free_blocks * view.kv.block_size < _FULL_STEPS * budget_tokens
 
 
+def tokens_freed(stay_tokens: float, kv: KVView) -> float:
+    """Return the tokens that decodes free in a step while they fill the cache and each emits one.
+
+    A decode stays for `stay_tokens` steps, so a full cache is emptied once in so many.
+    """
+    return kv.num_blocks * kv.block_size / max(1.0, stay_tokens)
+
+
+def has_time_for_freed(pace: Pace, limit_s: float, stay_tokens: float, view: SchedulerView) -> bool:
+    """Tell whether a step as long as `limit_s` has time for as many prompt tokens as decodes free.
+
+    If not, time is scarcer than blocks.
+    """
+    max_tokens = view.limits.max_num_batched_tokens - pace.shape.num_decodes
+    if max_tokens <= 0:
+        return True
+    chunks = chunks_beside(view.model, pace.shape, pace.all_s, max_tokens)
+    chunk = largest_within(chunks, pace.all_s, limit_s)
+    freed = min(max_tokens, tokens_freed(stay_tokens, view.kv))
+    return chunk is not None and chunk.num_tokens >= freed
+
+
 def tokens_in_turn(pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> int | None:
     """Return the most prompt tokens of a step beside all decodes while blocks are short.
 
-    They are about as many as decodes free in a step: a decode stays for `stay_tokens` steps, so a
-    full cache is emptied once in so many.  They are never fewer than a cheap chunk has.  Returns
-    None if so many fit into no step anyway.
+    They are about as many as decodes free in a step, and never fewer than a cheap chunk has.
+    Returns None if so many fit into no step anyway.
     """
-    kv, max_tokens = view.kv, view.limits.max_num_batched_tokens
+    max_tokens = view.limits.max_num_batched_tokens
     cheap = next(_from_cheap(pace, view.model, max_tokens), None)
     if cheap is None:
         return None
-    freed = _TURNOVER * kv.num_blocks * kv.block_size / max(1.0, stay_tokens(decodes))
+    freed = _TURNOVER * tokens_freed(stay_tokens(decodes), view.kv)
     tokens = int(max(freed, cheap.num_tokens))
     return tokens if tokens < max_tokens - len(decodes) else None
 

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from slosched.core import DeadlineRule, Request, SchedulerView
 from slosched.policy.kit.lost import num_lost
+from slosched.policy.kit.memory import tokens_freed
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.punctual import Order, Timed, shortest_first
 
@@ -38,12 +39,8 @@ def least_urgent_last(view: SchedulerView) -> Sequence[Request]:
 
 
 def is_flooded(tokens_per_s: float, stay_tokens: float, pace: Pace, view: SchedulerView) -> bool:
-    """Tell whether more prompt tokens arrive in a second than a full cache of decodes frees.
-
-    A decode stays for `stay_tokens` steps, so the cache is emptied once in so many.
-    """
-    held_tokens = view.kv.num_blocks * view.kv.block_size
-    return tokens_per_s * stay_tokens * pace.all_s > _FLOOD * held_tokens
+    """Tell whether more prompt tokens arrive in a second than a full cache of decodes frees."""
+    return tokens_per_s * pace.all_s > _FLOOD * tokens_freed(stay_tokens, view.kv)
 
 
 def tokens_per_s_beside(pace: Pace, view: SchedulerView, least_share: float) -> float:
