@@ -35,7 +35,7 @@ from slosched.policy.kit.drafts import drafts_in_time
 from slosched.policy.kit.drift import Drift
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
 from slosched.policy.kit.flood import Flood
-from slosched.policy.kit.giving_way import give_way
+from slosched.policy.kit.giving_way import are_all_due_in_time, give_way
 from slosched.policy.kit.late_gaps import LateGaps, num_due_soon, starving_tpot_s
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
@@ -388,9 +388,19 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         return True
 
     def give_way(self, pace: Pace, shortage: Shortage, order: Order, pack: PromptPack) -> None:
-        """Fill the step of `pack` with the decodes and prompts of `shortage`."""
+        """Fill the step of `pack` with the decodes and prompts of `shortage`.
+
+        Where more decodes are late or due than it has time for, it holds all of them instead: if a
+        few were served at a time, each few would pay the constant of a step, and ever more be late.
+        Only a mean TPOT forgives that.
+        """
         view, decodes, batch = shortage.view, shortage.decodes, pack.batch
-        step_s = batch.time_limit_s
+        step_s, rule = batch.time_limit_s, view.limits.deadline_rule
+        is_forgiven = rule is DeadlineRule.MEAN_TPOT and pace.all_s > step_s
+        if is_forgiven and not are_all_due_in_time(batch, decodes, view):
+            batch.time_limit_s = math.nextafter(pace.all_s, math.inf)
+            add_without_preempting(batch, decodes)
+            return
         if order.in_time:
             batch.time_limit_s = self.while_ahead_s(pace, shortage, step_s)
         due_s = view.now_s + (batch.time_limit_s + (self.due_steps - 1) * step_s)

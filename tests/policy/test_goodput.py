@@ -293,6 +293,15 @@ def test_the_most_urgent_decodes_go_where_there_is_no_time_for_all() -> None:
     assert list(tokens_of(*reversed(decodes))) == [f"d{i}" for i in range(89)]
 
 
+def test_late_decodes_are_not_served_a_few_at_a_time() -> None:
+    """All take 10 ms, and the one with a TPOT of 8 ms allows for 5.5.  Nine would pay the 5 ms of a
+    step, and ever more be late."""
+    decodes = [R(f"d{i}", 11, -0.5, tpot_s=0.1, out=1) for i in range(99)]
+    decodes.append(R("hasty", 11, 0.004, tpot_s=0.008, out=1))
+    planned = tokens_of(*decodes, R("prompt", 300, 0.02))
+    assert planned == {decode.name: 1 for decode in decodes}
+
+
 def test_a_tpot_that_cannot_be_kept_shortens_no_step() -> None:
     """A decode takes 5.05 ms alone, and 8.25 ms beside a tile of a prompt.  So 5 and 8 ms cannot be
     kept, and the step is as long as the other decode allows; 9 ms are time for 79 tokens."""

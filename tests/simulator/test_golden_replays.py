@@ -81,7 +81,7 @@ GROUPED = (
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
     ("goodput", "roomy"): "b01f9a913cd748bd",
-    ("goodput", "swapping"): "180b4cb244dbe717",
+    ("goodput", "swapping"): "e22d245ebc1f20aa",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

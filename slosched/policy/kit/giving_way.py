@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 
+from slosched.batch import BatchBuilder
 from slosched.core import Request, SchedulerView
-from slosched.policy.kit.deferred import add_due, add_in_time, serve_something
+from slosched.policy.kit.deferred import add_due, add_in_time, num_in_time, serve_something
 from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order
+
+
+def are_all_due_in_time(
+    batch: BatchBuilder, decodes: Sequence[Request], view: SchedulerView
+) -> bool:
+    """Tell whether an empty step has time for all decodes that are due within its time limit.
+
+    `decodes` are sorted by deadline.
+    """
+    end_s = view.now_s + batch.time_limit_s
+    due = decodes[: bisect_right(decodes, end_s, key=attrgetter("deadline_s"))]
+    return num_in_time(batch, due) == len(due)
 
 
 def give_way(
