@@ -294,10 +294,10 @@ def test_the_most_urgent_decodes_go_where_there_is_no_time_for_all() -> None:
 
 
 def test_late_decodes_are_not_served_a_few_at_a_time() -> None:
-    """All take 10 ms, and the one with a TPOT of 8 ms allows for 5.5.  Nine would pay the 5 ms of a
-    step, and ever more be late."""
-    decodes = [R(f"d{i}", 11, -0.5, tpot_s=0.1, out=1) for i in range(99)]
-    decodes.append(R("hasty", 11, 0.004, tpot_s=0.008, out=1))
+    """All take 17.5 ms, and the one with a TPOT of 12 ms allows for about 10.  If a hundred went in
+    each such step, every one of them would pay its 5 ms, and ever more be late."""
+    decodes = [R(f"d{i}", 11, -0.5, tpot_s=0.1, out=1) for i in range(249)]
+    decodes.append(R("hasty", 11, 0.004, tpot_s=0.012, out=1))
     planned = tokens_of(*decodes, R("prompt", 300, 0.02))
     assert planned == {decode.name: 1 for decode in decodes}
 
