@@ -192,7 +192,10 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
         for request in queue.prefills:
             if pack.batch.num_scheduled_tokens:
                 break
-            pack.batch.admit(request)
+            if request.status is _RUNNING:  # its blocks may not suffice for all that is left
+                pack.batch.add(request)
+            else:
+                pack.batch.admit(request)
         return pack
 
 
