@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 from views import R, view_of
 
 from slosched.batch import BatchBuilder
-from slosched.core import EndReason, Request
+from slosched.core import EndReason, Request, latest_first
 from slosched.policy.kit import without_rejected
+from slosched.scheduler.queues import InOrder, Queues
 
 
 def waiting(number: int) -> list[Request]:
@@ -26,9 +30,26 @@ def test_what_waits_is_like_a_tuple_without_the_rejected(gone: tuple[int, ...]) 
     assert len(left) == len(kept)
     assert bool(left) == bool(kept)
     assert tuple(left) == kept
-    assert tuple(reversed(left)) == kept[::-1]
+    assert tuple(reversed(left)) == tuple(latest_first(left)) == kept[::-1]
     assert left[1:] == kept[1:]
     assert [left[i] for i in range(len(kept))] == list(kept)
+
+
+def test_newcomers_are_found_where_the_queue_has_them() -> None:
+    """A queue by priority may have its latest requests in front."""
+
+    class ByPriority(InOrder):
+        def latest_first(self) -> Iterable[Request]:
+            return iter(self)
+
+    requests = waiting(3)
+    queues = Queues(waiting={r.request_id: r for r in requests})
+    view = replace(view_of(requests), waiting=ByPriority(queues))
+    batch = BatchBuilder(view)
+    batch.reject(requests[1], EndReason.EXPIRED)
+    left = without_rejected(batch, view).waiting
+    assert list(latest_first(left)) == [requests[0], requests[2]]
+    assert list(latest_first(requests)) == requests[::-1]
 
 
 def test_what_is_rejected_later_stays_in_the_view() -> None:
