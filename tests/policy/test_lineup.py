@@ -86,6 +86,7 @@ def test_another_thread_may_put_prompts_and_ask() -> None:
         lineup.settle()
         lineup.remove(f"old{number}")
     thread.join()
+    lineup.settle()  # what was put at the moment of the last call may have counted twice, or not
     assert len(answers) == 2_000
     assert all(0 < answer <= 3_000 for answer in answers)
     assert lineup.ahead(1.0, 1.0) == Work(2_000.0, 2_000.0)
