@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from experiments.inside_vllm.server import Launch, started
 pytestmark = [pytest.mark.e2e, vllm_is_installed]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+TOKENS_NEED_OPTION = find_spec("vllm.entrypoints.scale_out") is not None
+"""Whether this vLLM has `/inference/v1/generate` only where it is asked for; older ones have it."""
 METRIC = re.compile(r"\b(?:vllm:\w+|slosched_\w+_total)")
 SETTINGS = {
     "policy": "edf:drop=expired",
@@ -45,6 +48,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         *("--scheduler-cls", "slosched.integrations.vllm.SLOScheduler"),
         *("--distributed-executor-backend", "slosched.integrations.vllm.EmulatedExecutor"),
         *("--middleware", "slosched.integrations.vllm.SLOMiddleware"),
+        *(["--enable-scale-out"] if TOKENS_NEED_OPTION else []),
     )
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
     with started(Launch(smollm2(), options, SETTINGS, environment), folder / "log.txt") as server:
@@ -124,6 +128,27 @@ def test_every_endpoint_for_text_knows_slos_and_refuses_plainly(
         for headers in ({"x-slo-ttft-ms": "0.001"}, {"authorization": "Bearer sk-acme"}):
             status, answer = ask(url + path, headers, stream=stream, **body)
             assert (status, json.loads(answer)["error"]["type"]) == (429, "slo_rejected")
+
+
+PROMPT_IDS = {"token_ids": [504, 2644, 6312], "sampling_params": {"max_tokens": 4}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference/v1/generate", PROMPT_IDS),
+        ("/invocations", {"prompt": "Where did the cat sit?", "max_tokens": 4}),
+        ("/invocations", {"messages": SAID, "max_tokens": 4}),
+    ],
+)
+def test_endpoints_beside_those_of_openai_know_slos_and_refuse_plainly(
+    url: str, path: str, body: dict[str, Any]
+) -> None:
+    for stream in (False, True):
+        status, answer = ask(url + path, stream=stream, **body)
+        assert (status, '"finish_reason":"length"' in answer) == (200, True)
+        status, answer = ask(url + path, {"x-slo-ttft-ms": "0.001"}, stream=stream, **body)
+        assert (status, json.loads(answer)["error"]["type"]) == (429, "slo_rejected")
 
 
 def test_a_key_brings_its_tenants_tier(url: str) -> None:

@@ -104,7 +104,9 @@ def test_paths_under_the_root_path_of_the_server_are_the_same_paths() -> None:
     assert start["status"] == 429
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/batch", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/batch", "/v1/responses", "/v1/messages", "/invocations"]
+)
 def test_every_endpoint_for_text_knows_slo_and_tenant(path: str) -> None:
     app = App(b"{}")
     digest = sha256(b"sk").hexdigest()
@@ -116,6 +118,20 @@ def test_every_endpoint_for_text_knows_slo_and_tenant(path: str) -> None:
         "on_infeasible": "serve",
         "slo_tenant": digest,
     }
+
+
+def test_where_vllm_takes_tokens_the_slo_is_among_the_sampling_params() -> None:
+    path = "/inference/v1/generate"
+    app = App(REJECTION)
+    sampling = {"n": 1, "extra_args": {"slo_tpot_ms": 30}}
+    asked = {"token_ids": [1], "sampling_params": sampling, "on_infeasible": "serve"}
+    start, _ = ask(app, asked, path=path, x_slo_ttft_ms="500")
+    promised = {"slo_ttft_ms": 500.0, "slo_tpot_ms": 30.0, "on_infeasible": "serve"}
+    assert app.document["sampling_params"] == {"n": 1, "extra_args": promised}
+    assert start["status"] == 429
+    for incomplete in ({}, {"sampling_params": None}):  # vLLM says what is missing
+        ask(app, incomplete, path=path, x_slo_ttft_ms="500")
+        assert app.document == incomplete
 
 
 EMPTY_RESPONSE = b'{"status":"completed","usage":{"input_tokens":9,"output_tokens":0}}'

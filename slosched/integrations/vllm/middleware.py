@@ -11,7 +11,9 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from functools import reduce
 from http import HTTPStatus
+from operator import getitem
 from typing import Any, NamedTuple
 
 from slosched.integrations.vllm.quotes import answer_of
@@ -60,6 +62,8 @@ class _Form(NamedTuple):
     """What is in an answer from its first token on."""
     is_empty: Callable[[bytes], bool]
     """Tells whether the text of an answer that has not begun is that of one without tokens."""
+    xargs_at: tuple[str, ...] = ("vllm_xargs",)
+    """Where in the body of a request its SLO is."""
 
 
 class SLOMiddleware:
@@ -81,7 +85,7 @@ class SLOMiddleware:
         try:
             if self._tenants is None:  # vLLM knows its configuration before its first request
                 self._tenants = _tenants_of(scope)
-            scope, body = _with_promises(scope, body, self._tenants)
+            scope, body = _with_promises(scope, body, self._tenants, form.xargs_at)
         except BadPromiseError as error:
             await _send_error(send, 400, "invalid_request_error", str(error))
             return
@@ -180,6 +184,8 @@ _FORMS: Mapping[str, _Form] = {
     "/v1/chat/completions/batch": _CHOICES,
     "/v1/responses": _ITEMS,
     "/v1/messages": _ITEMS,
+    "/inference/v1/generate": _CHOICES._replace(xargs_at=("sampling_params", "extra_args")),
+    "/invocations": _CHOICES,
 }
 """The paths whose requests have an SLO and whose refusals are made plain."""
 
@@ -240,20 +246,24 @@ def _tenants_of(scope: Message) -> Tenants:
     return read_tenants(section.get("tenants") or {})
 
 
-def _with_promises(scope: Message, body: bytes, tenants: Tenants) -> tuple[Message, bytes]:
-    """Return the request with its SLO headers, `on_infeasible` and its tenant as `vllm_xargs`.
+def _with_promises(
+    scope: Message, body: bytes, tenants: Tenants, xargs_at: tuple[str, ...]
+) -> tuple[Message, bytes]:
+    """Return the request with its SLO headers, `on_infeasible` and its tenant at `xargs_at`.
 
-    What its `vllm_xargs` say comes first.  Where tenants have keys, the body cannot name one.
+    What its body says there comes first.  Where tenants have keys, the body cannot name one.
     """
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
     }
     try:
         document = json.loads(body)
-        said = document.get("vllm_xargs") or {}
-        beside = {name: document[name] for name in (ON_INFEASIBLE_FIELD,) if name in document}
+        *parts, name = xargs_at
+        holder = reduce(getitem, parts, document)
+        said = holder.get(name) or {}
+        beside = {each: document[each] for each in (ON_INFEASIBLE_FIELD,) if each in document}
         wanted = {**_promised_in(headers), **beside, **said}
-    except (ValueError, AttributeError, TypeError, RecursionError):
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return scope, body  # vLLM reports what is wrong with the body
     if tenants:
         wanted.pop(TENANT_FIELD, None)
@@ -269,7 +279,7 @@ def _with_promises(scope: Message, body: bytes, tenants: Tenants) -> tuple[Messa
     }
     if wanted == said:
         return scope, body
-    document["vllm_xargs"] = {**wanted, **promises}
+    holder[name] = {**wanted, **promises}
     body = json.dumps(document).encode()
     pairs = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
     return {**scope, "headers": [*pairs, (b"content-length", b"%d" % len(body))]}, body
