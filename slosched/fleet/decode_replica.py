@@ -44,10 +44,6 @@ class DecodeReplica(PooledReplica):
         self.queue.append(request)
         self._reserve()
 
-    def refuse(self, request: Request) -> None:
-        """Let the scheduler reject a request that is longer than the KV cache."""
-        super().send(request)
-
     def take_over(self, request: Request) -> None:
         """Let a request run whose prompt's KV has come."""
         self.num_in_transfer -= 1

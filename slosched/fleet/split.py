@@ -107,22 +107,31 @@ class SplitFleet:
         return requests
 
     def _arrive(self, request: Request) -> None:
-        """Let a decode replica reserve KV blocks for a new request."""
+        """Let a decode replica reserve KV blocks for a new request.
+
+        What fits into no replica of a pool is rejected at once.
+        """
         replicas = [replica for replica in self.decode if replica.fits(request)]
-        if replicas:
-            self._decode_router.route(request, replicas).send(request)
-        else:
+        if not replicas:
             self.decode[0].refuse(request)
+        elif not any(replica.fits(request) for replica in self.prefill):
+            self.prefill[0].refuse(request)
+        else:
+            self._decode_router.route(request, replicas).send(request)
 
     def _prefill(self, request: Request, decode: DecodeReplica) -> None:
         """Send a request that has its KV blocks in the decode pool to a prefill replica."""
         self._decode_of[request.request_id] = decode
         fitting = [replica for replica in self.prefill if replica.fits(request)]
-        self._prefill_router.route(request, fitting or self.prefill).send(request)
+        self._prefill_router.route(request, fitting).send(request)
 
     def _cancel(self, request: Request, _replica: PrefillReplica) -> None:
-        """Give back what was reserved for a request that ended where it was prefilled."""
-        self._decode_of.pop(request.request_id).cancel(request)
+        """Give back what was reserved for a request that ended where it was prefilled.
+
+        Nothing was if it was refused.
+        """
+        if (decode := self._decode_of.pop(request.request_id, None)) is not None:
+            decode.cancel(request)
 
     def _transfer(self, request: Request, replica: PrefillReplica) -> None:
         decode, now_s = self._decode_of[request.request_id], self._timeline.clock.now_s()

@@ -117,6 +117,14 @@ def test_what_fits_into_no_replica_of_a_pool_is_rejected(short_of: str) -> None:
     assert second.end_reason is EndReason.STOP
 
 
+def test_what_fits_into_no_prefill_replica_is_rejected_before_it_waits_for_room() -> None:
+    replicas = [*make_replicas(1, kv_tokens=48), *make_replicas(1, kv_tokens=128)]
+    trace = make_trace((0.0, 32, 8), (0.5, 100, 2), (0.5, 16, 2))
+    _, second, third = play(trace, AT_ONCE, replicas, reserved_tokens=1)
+    assert (second.end_reason, second.end_s) == (EndReason.TOO_LONG, 0.5)
+    assert third.started_s == 1.0, "it does not wait behind the second"
+
+
 def test_transfers_are_told_when_they_have_ended() -> None:
     told: list[Transfer] = []
     trace = make_trace((0.0, 16, 2), (0.0, 16, 1))
