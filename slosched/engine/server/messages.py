@@ -91,13 +91,14 @@ def _call(where: str, call: object) -> Body:
 def called_function(where: str, function: Body) -> Body:
     """Return the name of a function that was called, and its arguments as an object.
 
+    Many models write nothing at all where a function has no parameters.
     Raises ApiError (400), with `where` before the name of a field that is wrong.
     """
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise wrong(f"{where}.name", name, "the name of a function")
     try:
-        given = parse_json(arguments) if isinstance(arguments, str) else None
+        given = parse_json(arguments or "{}") if isinstance(arguments, str) else None
     except ValueError:
         given = None
     if not isinstance(given, dict):

@@ -123,6 +123,29 @@ def test_the_calls_and_results_of_earlier_turns_are_messages(client: openai.Open
     assert answer.usage.completion_tokens == 4
 
 
+def test_a_call_without_arguments_may_say_nothing_at_all(client: openai.OpenAI) -> None:
+    """Many models write an empty text for a function without parameters, as vLLM takes it."""
+
+    def num_tokens(arguments: str) -> list[int]:
+        called = {"name": "get_time", "arguments": arguments}
+        call = {"id": "call_1", "type": "function", "function": called}
+        turns = [
+            *HI,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+        ]
+        items = [
+            *HI,
+            {"type": "function_call", "call_id": "call_1", **called},
+            {"type": "function_call_output", "call_id": "call_1", "output": "noon"},
+        ]
+        chat = ask(client, messages=turns, tool_choice="none", max_tokens=1)
+        response = respond(client, input=items, tool_choice="none", max_output_tokens=1)
+        return [chat.usage.prompt_tokens, response.usage.input_tokens]
+
+    assert num_tokens("") == num_tokens("{}")
+
+
 FLAT = [{"type": "function", **WEATHER["function"]}, {"type": "function", "name": "get_time"}]  # type: ignore[dict-item]
 """The same functions as /v1/responses has them."""
 
