@@ -62,6 +62,6 @@ def tenant_of(headers: Mapping[str, str], config: ServerConfig) -> str | None:
 
 
 def _key(headers: Mapping[str, str]) -> bytes:
-    """Return the key of `Bearer <key>`; it is empty if there is none."""
+    """Return the key of `Bearer <key>` as it was sent; it is empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip().encode() if scheme.lower() == "bearer" else b""
+    return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""

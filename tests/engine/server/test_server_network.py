@@ -96,6 +96,14 @@ def answer_to(
     return asyncio.run(with_client(server.url, ask))
 
 
+@pytest.mark.parametrize("key", ["schlüssel", "\u65e5\U0001f511"])
+def test_a_key_that_is_not_ascii_is_known_as_curl_and_the_router_send_it(key: str) -> None:
+    with live(tenants={key: "acme"}) as server:
+        for sent, status in ((key, 200), (key[1:], 401)):
+            headers = {"authorization": f"Bearer {sent}"}
+            assert answer_to(server, "GET", "/v1/models", headers)[0] == status
+
+
 def question(origin: str) -> dict[str, str]:
     """Return the headers with which a browser asks whether a page may send a completion."""
     return {
