@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from slosched.engine.server.prometheus import TOKENS, Histogram
 from slosched.metrics import RequestRecord
@@ -31,7 +31,9 @@ class FinishedMetrics:
             "vllm:request_prompt_tokens", "Prompt tokens of each finished request.", TOKENS
         )
         self._generation_tokens = Histogram(
-            "vllm:request_generation_tokens", "Output tokens of each finished request.", TOKENS
+            "vllm:request_generation_tokens",
+            "Output tokens of each finished request, those of all answers.",
+            TOKENS,
         )
         self._most_generation_tokens = Histogram(
             "vllm:request_max_num_generation_tokens",
@@ -52,21 +54,18 @@ class FinishedMetrics:
             (0, 1, 2, 5, 10, 20, 50),
         )
 
-    def observe(
-        self, record: RequestRecord, max_tokens: int, num_answers: int, most_output_tokens: int
-    ) -> None:
-        """Count a finished request.
+    def observe(self, record: RequestRecord, max_tokens: int, output_tokens: Sequence[int]) -> None:
+        """Count a finished request, whose answers have so many `output_tokens` each.
 
-        Of several answers, `record` is that of the worst, and `most_output_tokens` are those of the
-        longest.
+        Of several answers, `record` is that of the worst.
         """
         self._tpot.observe(record.tpot_s or 0.0)
         self._e2e.observe(record.e2e_s or 0.0)
         self._prompt_tokens.observe(record.num_prompt_tokens)
-        self._generation_tokens.observe(record.num_output_tokens)
-        self._most_generation_tokens.observe(most_output_tokens)
+        self._generation_tokens.observe(sum(output_tokens))
+        self._most_generation_tokens.observe(max(output_tokens))
         self._max_tokens.observe(max_tokens)
-        self._num_answers.observe(num_answers)
+        self._num_answers.observe(len(output_tokens))
         self._preemptions.observe(record.num_preemptions + record.num_swaps)
         first_s, last_s = record.token_times_s[0], record.token_times_s[-1]
         self._decode.observe(last_s - first_s)

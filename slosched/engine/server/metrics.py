@@ -8,7 +8,7 @@ apart.  Requests refused on arrival are counted separately, by the handlers' thr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from slosched.core import DeadlineRule, EndReason, Request, RequestStatus
@@ -143,12 +143,11 @@ class ServerMetrics:
         self._computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
 
     def observe_end(
-        self, record: RequestRecord, request: Request, *, num_answers: int, most_output_tokens: int
+        self, record: RequestRecord, request: Request, output_tokens: Sequence[int]
     ) -> None:
-        """Count a request that has ended.
+        """Count a request that has ended, whose answers have so many `output_tokens` each.
 
-        Of several answers, `record` is that of the worst, and `most_output_tokens` are those of the
-        longest.
+        Of several answers, `record` is that of the worst.
         """
         assert record.end_reason is not None
         self._ends[record.end_reason] += 1
@@ -160,7 +159,7 @@ class ServerMetrics:
             self._num_promised[name] += 1
             self._num_kept[name] += is_kept
         if record.end_reason in _FINISHED:
-            self._finished.observe(record, request.max_tokens, num_answers, most_output_tokens)
+            self._finished.observe(record, request.max_tokens, output_tokens)
 
     @property
     def num_tokens(self) -> TokenTotals:

@@ -437,12 +437,8 @@ class EngineWorker:
         rule = self.scheduler.limits.deadline_rule
         record = worst([RequestRecord.from_request(member) for member in members], rule)
         self.records.append(record)
-        self.metrics.observe_end(
-            record,
-            request,
-            num_answers=len(members),
-            most_output_tokens=max(member.num_output_tokens for member in members),
-        )
+        output_tokens = [member.num_output_tokens for member in members]
+        self.metrics.observe_end(record, request, output_tokens)
 
     def _die(self, why: str) -> None:
         """Fail all requests that still wait, without asking the scheduler, and take no more."""

@@ -181,6 +181,8 @@ def test_metrics_count_the_group_once(url: str) -> None:
     assert grown["vllm:e2e_request_latency_seconds_count"] == 1
     assert grown["vllm:request_params_n_sum"] == 4
     assert grown["vllm:generation_tokens_total"] == 48
+    assert grown["vllm:request_generation_tokens_sum"] == 48
+    assert grown["vllm:request_max_num_generation_tokens_sum"] == 12
     assert grown["slosched:good_requests_total"] == 1
 
 
