@@ -1,4 +1,4 @@
-"""Notes on options that cannot change anything on the given trace, printed before the work."""
+"""Notes on options that change nothing on the given trace, before the work where that shows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from rich.markup import escape
 
 from slosched.cli.console import console
 from slosched.core import Policy, PreemptionMode
-from slosched.evaluate.comparison import Replica
+from slosched.evaluate.comparison import Outcome, Replica
+from slosched.fleet.scaling import Lease
 from slosched.fleet.setup import FleetSetup
+from slosched.fleet.simulate import Failure
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel, swap_cost
 from slosched.policy.spec import heeded_fields
@@ -50,6 +52,31 @@ def note_late_failures(trace: Trace, replicas: Iterable[Replica]) -> None:
                 f"requests have arrived (the last one at {trace.duration_s:.3g} s): let it fail "
                 "sooner, or play more requests (-n)"
             )
+
+
+def note_idle_failures(
+    trace: Trace, contenders: Mapping[str, tuple[Policy, Replica]], outcomes: Mapping[str, Outcome]
+) -> None:
+    """Print a note for every failure at a time when nothing ran on the replica's place.
+
+    Only a replay shows that, since a scaler decides which places have a replica.
+    """
+    for name, outcome in outcomes.items():
+        fleet = contenders[name][1].fleet
+        failures = fleet.config.failures if isinstance(fleet, FleetSetup) else ()
+        for failure in sorted(failures):
+            is_noted = failure.at_s > trace.duration_s and not trace.is_closed_loop
+            if not is_noted and not any(_hits(failure, lease) for lease in outcome.leases):
+                console.print(
+                    f"[yellow]note:[/] {escape(name)}: nothing fails at {failure.at_s:g} s, when "
+                    f"no replica runs on place {failure.index}: name a lower one, or another time"
+                )
+
+
+def _hits(failure: Failure, lease: Lease) -> bool:
+    """Tell whether the replica ran until a failure, or longer; all leases have ended."""
+    assert lease.until_s is not None
+    return failure.index == lease.index and lease.ready_s <= failure.at_s <= lease.until_s
 
 
 def _of_replica(trace: Trace, config: SimulationConfig) -> Iterator[str]:

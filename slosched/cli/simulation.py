@@ -12,7 +12,7 @@ from rich.progress import TaskID
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
-from slosched.cli.inert_options import note_inert, note_late_failures
+from slosched.cli.inert_options import note_idle_failures, note_inert, note_late_failures
 from slosched.cli.speculation import Speculate
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
@@ -289,4 +289,6 @@ def simulate_contenders(
                 tasks[name] = progress.add_task(f"simulating {name}", total=len(trace))
             progress.advance(tasks[name], num_ended)
 
-        return compare(trace, contenders, advance)
+        comparison = compare(trace, contenders, advance)
+    note_idle_failures(trace, contenders, comparison.outcomes)
+    return comparison

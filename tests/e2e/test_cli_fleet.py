@@ -37,6 +37,15 @@ def test_a_failure_after_the_last_arrival_is_told(cli: Cli) -> None:
     assert "replica 1 fails at 2 s, when all requests have arrived (the last one at 0.9" in said.out
 
 
+def test_a_failure_of_a_place_on_which_nothing_runs_is_told(cli: Cli) -> None:
+    fleet = ("--replicas", "1..3", "--startup", "500ms", "--fail", "0@300ms", "--fail", "2@400ms")
+    said = cli("compare", *SHORT, "--rate", "20", *fleet, "-p", "fcfs", "--no-figures")
+    assert said.status == 0, said.err
+    told = " ".join(said.out.split())
+    assert "note: fcfs: nothing fails at 0.4 s, when no replica runs on place 2" in told
+    assert "place 0" not in told
+
+
 def test_compare_plays_each_policy_behind_each_router(cli: Cli) -> None:
     routers = ["--router", "round_robin", "--router", "power_of_two:seed=1"]
     said = cli("compare", *SHORT, "--replicas", "2", *routers, "-p", "fcfs", "--no-figures")
