@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slosched.cli.console import console
 from slosched.cli.local_model import LocalModel
-from slosched.cli.profile_run import ProfileRun, run_profile
+from slosched.cli.profile_run import MIN_ROWS, ProfileRun, run_profile
 from slosched.core import Limits
 from slosched.perfmodel import FittedModel, fit, load_model, save_model
 from slosched.perfmodel.store import MODEL_FORMAT
@@ -44,7 +44,8 @@ def _measured_model(
 ) -> FittedModel:
     console.print(
         f"no --latency-model given: profiling {local.loaded.name} for "
-        f"at most {calibrate_s:g} s (kept in {path.parent})"
+        f"at most {calibrate_s:g} s, or for {MIN_ROWS} steps if they take longer "
+        f"(kept in {path.parent})"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     run = ProfileRun(
