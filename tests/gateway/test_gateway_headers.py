@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import aiohttp
 import pytest
 
+from slosched.engine.server.request_id import EchoRequestId
 from slosched.gateway.headers import sendable
+from slosched.gateway.request_id import GiveRequestId
 
 
 @pytest.mark.parametrize("value", ["Bearer a", "Bearer \u00e9", "Bearer \u65e5\U0001f511"])
@@ -34,3 +37,24 @@ def test_a_value_reaches_the_replica_as_it_was_sent(value: str) -> None:
 
 def test_a_value_that_is_no_utf_8_is_sent_as_the_text_that_it_is_in_latin_1() -> None:
     assert ("x-name", "Andr\xe9") in sendable([(b"x-name", b"Andr\xe9")])
+
+
+@pytest.mark.parametrize("sent", [[], [(b"x-request-id", b"")], [(b"x-request-id", b"mine")]])
+def test_the_client_is_told_the_id_that_the_replica_sees(sent: list[tuple[bytes, bytes]]) -> None:
+    """Without one, or with an empty one, the replica would log an id of its own."""
+    seen: list[Any] = []
+    told: list[Any] = []
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        seen.extend(scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any: ...
+
+    async def send(message: Any) -> None:
+        told.extend(message["headers"])
+
+    scope = {"type": "http", "headers": sent}
+    asyncio.run(GiveRequestId(EchoRequestId(app))(scope, receive, send))
+    assert seen == told
+    assert told[0][1]
