@@ -6,14 +6,16 @@ import json
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
-from command_line import Said, Server, serving
+from command_line import SLOSCHED, Said, Server, serving
 
 from slosched.cli.ray_serve import replica_arguments, state_key
 
@@ -114,6 +116,21 @@ def test_sigterm_ends_all_of_it(front: Server) -> None:
     status, _ = front.terminate()
     assert status == 0
     wait_until(lambda: not any(each.is_running() for each in servers))
+
+
+@pytest.mark.slow
+def test_sigterm_does_not_wait_for_servers_that_still_start(tmp_path: Path) -> None:
+    pytest.importorskip("ray.serve")
+    words = ("serve", "--ray", "local", "--port", "0", "--model", "tiny-random", "--recalibrate")
+    output = tmp_path / "output.txt"
+    with (
+        output.open("ab") as written,
+        subprocess.Popen([SLOSCHED, *words], stdout=written, stderr=written) as process,
+    ):
+        wait_until(lambda: "profiling tiny-random" in output.read_text())
+        process.terminate()
+        assert process.wait(_PATIENCE_S) != 0
+    assert "latency model: wrong by" not in output.read_text(), "it waited for the measurement"
 
 
 @pytest.mark.slow

@@ -64,9 +64,10 @@ def serve_application(
     Raises NotStartedError if Ray Serve or the replicas do not start, or if the cluster has such an
     application already.
     On a cluster that was there before, the application is taken away again at the end; a new one
-    is stopped.
+    is stopped, at once if the replicas are not up yet.
     """
     stopped = threading.Event()
+    is_up = False
     try:
         # Ray's own handler of SIGTERM aborts the process.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -75,15 +76,17 @@ def serve_application(
         _check_there_is_none()
         try:
             _run(application)
+            is_up = True
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stopped.set())
             on_ready(_address())
             stopped.wait()
             _drain(application.drain_timeout_s)
         finally:
-            serve.delete(_NAME)
+            if is_up or not is_new:
+                serve.delete(_NAME)  # waits for servers that still start
     finally:
-        if is_new:
+        if is_up and is_new:
             serve.shutdown()
         ray.shutdown()
 
