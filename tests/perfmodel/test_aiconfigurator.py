@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from aiconfigurator_tables import needs_tables
 
-from slosched.perfmodel import read_profile
+from slosched.perfmodel import fit, read_profile
 from slosched.perfmodel.aiconfigurator import (
     ConfigMissingError,
     Deployment,
@@ -28,6 +28,7 @@ from slosched.perfmodel.aiconfigurator.compose import layer_batches
 from slosched.perfmodel.aiconfigurator.package import compile_model
 from slosched.perfmodel.aiconfigurator.sampling import TopPSampling
 from slosched.perfmodel.measurement import Measurement, Part
+from slosched.perfmodel.memory import kv_memory
 from slosched.perfmodel.stress import StressLimits
 
 FOLDER = Path(__file__).parents[2] / "profiling" / "aiconfigurator"
@@ -266,6 +267,20 @@ def test_what_the_tables_do_not_hold_is_said(deployment: Deployment, reason: str
 def test_a_model_that_does_not_fit_needs_more_gpus() -> None:
     with pytest.raises(NoRoomError, match=r"does not fit on l40s.* no KV budget.*--tp"):
         compose_profile(Deployment("l40s", "meta-llama/Meta-Llama-3.1-70B"))
+
+
+@needs_tables
+@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+def test_the_memory_that_is_left_does_not_depend_on_how_an_engine_counts_its_share(
+    backend: str,
+) -> None:
+    """Of the memory, vLLM takes 0.9 in all, and TensorRT-LLM 0.9 of what the model leaves."""
+    composed = compose_profile(Deployment("h100_sxm", "Qwen/Qwen3-32B", backend), num_steps=40)
+    memory = kv_memory(fit(composed, "linear").model)
+    assert memory is not None
+    tokens = memory.tokens_in_share(0.9) if backend == "vllm" else memory.tokens_in_rest(0.9)
+    assert tokens == pytest.approx(int(composed.provenance["kv_capacity_tokens"]), rel=0.05)
+    assert memory.other_bytes > memory.weight_bytes
 
 
 @needs_tables

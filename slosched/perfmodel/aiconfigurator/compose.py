@@ -8,7 +8,6 @@ from pathlib import Path
 from slosched.perfmodel.aiconfigurator.deployment import BACKENDS, DEVICES, Deployment
 from slosched.perfmodel.aiconfigurator.operators import OperatorTables
 from slosched.perfmodel.aiconfigurator.package import (
-    MEMORY_FRACTION,
     VERSION,
     CompiledModel,
     KVRoom,
@@ -123,6 +122,7 @@ def provenance(
     """Return what a profile says of where its steps come from."""
     system, model = deployment.system, deployment.model
     is_joint = deployment.backend == "vllm" and system in _JOINT_KERNEL
+    share = f"{room.memory_share:.4g}"
     return {
         "gpu": DEVICES.get(system, system),
         "num_gpus": str(deployment.tensor_parallel),
@@ -138,9 +138,9 @@ def provenance(
         LARGEST_STEP_TOKENS: str(limits.max_num_batched_tokens),
         "not_in_it": NOT_IN_IT + (_JOINT_CAVEAT if is_joint else ""),
         "kv_capacity_tokens": str(room.capacity_tokens),
-        "kv_capacity_origin": f"AIConfigurator's estimate: {MEMORY_FRACTION} of the memory less "
-        "weights, activations and a margin of some GB",
-        KV_CAPACITY_SHARE: str(MEMORY_FRACTION),
+        "kv_capacity_origin": f"AIConfigurator's estimate: {share} of the memory less weights, "
+        "activations and a margin of some GB",
+        KV_CAPACITY_SHARE: share,
         KV_BYTES_PER_TOKEN: str(room.bytes_per_token),
         **({"sampling": TOP_P_SAID} if deployment.samples_top_p else {}),
         **_experts(compiled),

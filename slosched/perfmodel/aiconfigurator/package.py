@@ -24,8 +24,9 @@ VERSION = "0.12.0"
 """Version of aiconfigurator-core: the last of its release line, so that the numbers do not change.
 """
 
-MEMORY_FRACTION = 0.9
-"""The share of a GPU's memory that an engine takes, vLLM's default."""
+_MEMORY_FRACTION = 0.9
+"""What an engine takes by default: vLLM and SGLang of a GPU's memory, TensorRT-LLM of what weights
+and activations leave of it."""
 
 _REMEDY = "pip install 'slosched[aiconfigurator]'"
 _CONFIG_FILES = ["config.json", "hf_quant_config.json", "generation_config.json"]
@@ -108,6 +109,8 @@ class KVRoom:
 
     capacity_tokens: int
     bytes_per_token: int
+    memory_share: float
+    """The share of the memory that weights, activations and the KV cache fill."""
 
 
 def compile_model(deployment: Deployment) -> CompiledModel:
@@ -169,6 +172,7 @@ def kv_room(
     """
     system, backend = deployment.system, deployment.backend
     tp, ep = deployment.tensor_parallel, deployment.expert_parallel
+    is_of_free = backend == "trtllm"
     try:
         estimate = _sdk("sdk.memory").estimate_kv_cache(
             compiled.config,
@@ -180,8 +184,8 @@ def kv_room(
             moe_ep_size=ep,
             max_num_tokens=max_num_tokens,
             max_batch_size=max_num_seqs,
-            memory_fraction_kind="of_free" if backend == "trtllm" else "of_total",
-            memory_fraction_value=MEMORY_FRACTION,
+            memory_fraction_kind="of_free" if is_of_free else "of_total",
+            memory_fraction_value=_MEMORY_FRACTION,
             gpu_memory_capacity_bytes_override=memory_bytes,
         )
     except ValueError as error:
@@ -189,7 +193,13 @@ def kv_room(
             f"{deployment.model} does not fit on {system}, {deployment.parallelism}: {error}; "
             "spread it over more GPUs with --tp"
         ) from error
-    return KVRoom(int(estimate["total_kv_size_tokens"]), round(estimate["kv_size_per_token_bytes"]))
+    share = _MEMORY_FRACTION
+    if is_of_free:
+        unused_bytes = estimate["total_kv_size_bytes"] * (1 / _MEMORY_FRACTION - 1)
+        share = 1 - unused_bytes / estimate["total_gpu_capacity_bytes"]
+    return KVRoom(
+        int(estimate["total_kv_size_tokens"]), round(estimate["kv_size_per_token_bytes"]), share
+    )
 
 
 def config_folder(model: str) -> str:
