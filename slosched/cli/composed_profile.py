@@ -37,6 +37,11 @@ _FLAGS = {
 }
 
 
+_STEPS = ("max_num_batched_tokens", "max_num_seqs", "seed")
+HEEDED_BY_FROM = frozenset(("origin", "model", "words", "out", "overwrite", *_FLAGS, *_STEPS))
+"""The options of `profile` that have an effect beside --from."""
+
+
 class Origin(StrEnum):
     """The source of the measurements."""
 

@@ -207,6 +207,18 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "profile --from aiconfigurator --gpu h1000 -o out": ("'h1000'", "h100", "l40s"),
     "profile --from aiconfigurator --gpu h100 --tp 4 --ep 3 -o out": ("--ep 3", "--tp 4"),
     "profile --from aiconfigurator --gpu l40s -o profile.csv": ("profile.csv", "--overwrite"),
+    "profile --from aiconfigurator --gpu l40s --max-context-tokens 131072 -o out": (
+        "--max-context-tokens has no effect beside --from",
+    ),
+    "profile --from aiconfigurator --gpu l40s --no-server -o out": ("--server has no effect",),
+    "profile --record http://127.0.0.1:9 --from aiconfigurator --gpu l40s -o out": (
+        "--from has no effect beside --record",
+    ),
+    "profile --record http://127.0.0.1:9 tiny-random -o out": (
+        "a model has no effect beside --record",
+    ),
+    "profile --record http://127.0.0.1:9 --max-num-seqs 8 -o out": ("--max-num-seqs",),
+    "profile --from aiconfigurator --gpu l40s . -o out": ("the folder . has no config.json",),
     "fit missing.csv -o out": ("missing.csv", "No such file"),
     "fit profile.csv -o out": ("profile.csv, line 3", "'-3'"),
     "fit bad.csv -o out": ("bad.csv", "slosched profile"),

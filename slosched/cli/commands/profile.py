@@ -10,8 +10,8 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.bundled_models import ShowBundled
-from slosched.cli.commands.record import RecordUrl, record_to
-from slosched.cli.composed_profile import ComposedRun, SourceOptions
+from slosched.cli.commands.record import HEEDED_BY_RECORD, RecordUrl, record_to
+from slosched.cli.composed_profile import HEEDED_BY_FROM, ComposedRun, SourceOptions
 from slosched.cli.console import console
 from slosched.cli.local_model import open_local, runs_on_cpu
 from slosched.cli.option_groups import grouped
@@ -93,13 +93,15 @@ def profile(
       meta-llama/Llama-3.1-8B --max-num-batched-tokens 8192 --max-num-seqs 256 -o vllm.csv --
       --tensor-parallel-size 2`
     """
-    if source.origin is not None:
-        source.compose(model.model, out, ComposedRun.of(context, limits, seed, overwrite))
-        return
     if record is not None:
+        options.check_heeded(context, "--record", HEEDED_BY_RECORD)
         record_to(out, record, time_limit, overwrite, api_key)
         return
     name, rest = split(words, engine, model.model)
+    if source.origin is not None:
+        options.check_heeded(context, "--from", HEEDED_BY_FROM)
+        source.compose(name, out, ComposedRun.of(context, limits, seed, overwrite))
+        return
     limits = limits.on(context, is_cpu=runs_on_cpu(model))
     run = ProfileRun(batches, passes, time_limit, max_context_tokens, seed, overwrite)
     if engine is Engine.VLLM:

@@ -13,6 +13,9 @@ from slosched.cli.options import server_url
 from slosched.perfmodel.measurement import append_server_time
 from slosched.replay.recorder import RecordError, Recording, record_steps
 
+HEEDED_BY_RECORD = frozenset({"record", "api_key", "time_limit", "out", "overwrite"})
+"""The options of `profile` that have an effect beside --record."""
+
 RecordUrl = Annotated[
     str | None,
     typer.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -145,6 +146,15 @@ def is_given(context: typer.Context, name: str) -> bool:
     """Tell whether the user gave this option on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def check_heeded(context: typer.Context, flag: str, heeded: Container[str]) -> None:
+    """Raise ValueError if more is given than the options that have an effect beside `flag`."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in heeded and is_given(context, name):
+            told = parameter.opts[0] if parameter.param_type_name == "option" else "a model"
+            raise ValueError(f"{told} has no effect beside {flag}: leave one of them out")
 
 
 OutDir = Annotated[
