@@ -96,9 +96,21 @@ def test_sampling_is_part_of_every_step_and_takes_longer_for_more_requests() -> 
 
 def test_the_generation_config_says_whether_requests_are_sampled_with_top_p(tmp_path: Path) -> None:
     assert asks_for_top_p(tmp_path) is None
-    for said, asks in (({"top_p": 0.9}, True), ({"top_p": 1.0}, False), ({}, False)):
+    for said, asks in (
+        ({"top_p": 0.9}, True),
+        ({"top_p": 1.0}, False),
+        ({"top_p": None}, False),
+        ({}, False),
+    ):
         (tmp_path / "generation_config.json").write_text(json.dumps(said))
         assert asks_for_top_p(tmp_path) is asks
+
+
+@pytest.mark.parametrize("text", ['{"top_p": ', "[0.9]", '{"top_p": [0.9]}', '{"top_p": "most"}'])
+def test_a_generation_config_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"generation_config\.json .*--sampling greedy"):
+        asks_for_top_p(tmp_path)
 
 
 def test_prior_context_never_makes_a_chunk_faster_than_what_was_measured() -> None:

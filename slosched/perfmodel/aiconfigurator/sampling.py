@@ -54,9 +54,16 @@ class TopPSampling:
 def asks_for_top_p(folder: Path) -> bool | None:
     """Return whether a model's generation_config.json sets top-p, which vLLM follows by default.
 
-    Returns None if the folder has no such file.
+    Returns None if the folder has no such file.  Raises ValueError if it cannot be read.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
         return None
-    return float(json.loads(path.read_text(encoding="utf-8")).get("top_p", 1.0)) < 1.0
+    try:
+        top_p = json.loads(path.read_text(encoding="utf-8")).get("top_p")
+        return top_p is not None and float(top_p) < 1.0
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} does not say whether top-p is used: {error}; mend the file, or give "
+            "--sampling greedy or --sampling top-p"
+        ) from error
