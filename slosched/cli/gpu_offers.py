@@ -13,20 +13,23 @@ DEFAULT_MODEL_NAME = "llama-3.1-8b"
 def model_on(gpu: str, model: str) -> str:
     """Return the name of the latency model of `model` on `gpu`, on as many GPUs as it has.
 
-    The name or file of a latency model is returned as it is.  Raises ValueError if there is no such
-    GPU, or no latency model of this model on it.
+    Names may be in upper or lower case; a bundled one is returned in lower case.  The name or file
+    of another latency model is returned as it is.  Raises ValueError if there is no such GPU, or no
+    latency model of this model on it.
     """
-    if "/" in gpu or Path(gpu).exists():
+    if Path(gpu).is_file():
         return gpu
     names = bundled_models()
-    on_gpu = [name for name in names if name.startswith(f"{gpu}/")]
+    if "/" in gpu:
+        return gpu.lower() if gpu.lower() in names else gpu
+    wanted = f"{gpu}/{model}".lower()
+    on_gpu = [name for name in names if name.startswith(f"{gpu.lower()}/")]
     if not on_gpu:
         gpus = sorted({name.partition("/")[0] for name in names})
         raise ValueError(
-            f"--gpu {gpu}: no such GPU{meant(gpu, gpus)}; there are {', '.join(gpus)}, and any "
-            "latency model by its name or file (`slosched profile --list`)"
+            f"--gpu {gpu}: no such GPU{meant(gpu.lower(), gpus)}; there are {', '.join(gpus)}, and "
+            "any latency model by its name or file (`slosched profile --list`)"
         )
-    wanted = f"{gpu}/{model}"
     found = [name for name in on_gpu if name == wanted or name.startswith(f"{wanted}-tp")]
     if len(found) != 1:
         raise ValueError(

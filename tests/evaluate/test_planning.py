@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -148,6 +149,20 @@ def test_a_gpu_stands_for_the_latency_model_of_the_model_on_it() -> None:
         model_on("h10", "llama-3.1-8b")
     with pytest.raises(ValueError, match="no latency model of"):
         model_on("l4", "llama-3.1-70b")
+
+
+def test_a_gpu_is_named_in_upper_or_lower_case() -> None:
+    assert model_on("H100", "Llama-3.1-8B") == "h100/llama-3.1-8b"
+    assert model_on("H100/Llama-3.1-8B", "qwen3-8b") == "h100/llama-3.1-8b", "one model, one name"
+    assert model_on("Runs/mine.json", "qwen3-8b") == "Runs/mine.json"
+
+
+def test_a_folder_with_the_name_of_a_gpu_is_no_latency_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "h100").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert model_on("h100", "llama-3.1-8b") == "h100/llama-3.1-8b"
 
 
 def outcomes(good: list[bool]) -> Outcomes:
