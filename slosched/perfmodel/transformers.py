@@ -66,5 +66,6 @@ def known_transformer(provenance: Mapping[str, str]) -> Transformer | None:
     Returns None if they are not known here, or if weights and KV cache were not bfloat16.
     """
     named = re.sub("^Meta-", "", provenance.get("model", "").rpartition("/")[2])
-    is_bfloat16 = "bfloat16" in provenance.get("engine", "") + provenance.get("dtype", "")
-    return MODELS.get(named) if is_bfloat16 else None
+    # A composed profile says "vLLM, bfloat16, …" if all is stored so, or else names each part.
+    dtypes = (provenance.get("dtype"), *provenance.get("engine", "").split(", "))
+    return MODELS.get(named) if "bfloat16" in dtypes else None

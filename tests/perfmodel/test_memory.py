@@ -6,7 +6,7 @@ import pytest
 
 from slosched.perfmodel import bundled_models, load_model
 from slosched.perfmodel.memory import KVMemory, gpu_memory_mib, kv_memory
-from slosched.perfmodel.transformers import MODELS
+from slosched.perfmodel.transformers import MODELS, known_transformer
 
 KNOWN = [name for name in bundled_models() if kv_memory(load_model(name)) is not None]
 
@@ -44,6 +44,13 @@ def test_at_the_share_of_the_provenance_the_capacity_is_that_of_the_provenance(n
 @pytest.mark.parametrize("name", ["cpu/smollm2-135m", "rtx4090/llama-3.2-3b"])
 def test_a_capacity_of_another_share_or_device_says_nothing_of_the_memory(name: str) -> None:
     assert kv_memory(load_model(name)) is None
+
+
+def test_weights_beside_a_bfloat16_cache_are_not_taken_for_bfloat16() -> None:
+    facts = {"model": "Qwen/Qwen3-8B", "engine": "vLLM 0.24.0, bfloat16, tensor parallel 1"}
+    assert known_transformer(facts) is MODELS["Qwen3-8B"]
+    quantised = "vLLM 0.24.0, fp8 weights, bfloat16 KV cache, tensor parallel 1"
+    assert known_transformer({**facts, "engine": quantised}) is None
 
 
 def test_engines_count_a_share_in_three_ways() -> None:
