@@ -23,6 +23,11 @@ _OF_CLASS = {
     "plain": "the best plain policy",
 }
 """The classes of the arena's finalists, as sentences name them."""
+_COLUMNS = (
+    *("policy", "scenario", "load", "requests_per_s", "against", "rival", "ratio", "low", "high"),
+    *("verdict", "share_good", "rival_share_good", "num_windows"),
+)
+"""The columns of the CSV file, which are the names in `rows`."""
 _AT = {1.0: "at the knee", 2.0: "at 2x the knee"}
 
 
@@ -106,7 +111,7 @@ def write(judge: Judge, path: Path) -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         return
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, found[0] if found else ["policy"])
+        writer = csv.DictWriter(file, _COLUMNS)
         writer.writeheader()
         writer.writerows(found)
 

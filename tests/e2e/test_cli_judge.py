@@ -108,7 +108,15 @@ def test_answers_as_csv(cli: Cli, tmp_path: Path, trace: str) -> None:
     said = cli("judge", "fcfs", "--against", "fcfs", *common, "-o", str(tmp_path / "v.csv"))
     assert said.status == 0, said.err
     with (tmp_path / "v.csv").open() as file:
-        assert {row["verdict"] for row in csv.DictReader(file)} == {"level"}
+        played = csv.DictReader(file)
+        assert {row["verdict"] for row in played} == {"level"}
+    said = cli("judge", "fcfs", *common, "--time-limit", "1ms", "-o", str(tmp_path / "none.csv"))
+    assert said.status == 0, said.err
+    with (tmp_path / "none.csv").open() as file:
+        none = csv.DictReader(file)
+        assert (none.fieldnames, list(none)) == (played.fieldnames, []), (
+            "no answer in so short a time"
+        )
 
 
 def test_a_broken_policy_is_told_which_law_it_broke(cli: Cli) -> None:
