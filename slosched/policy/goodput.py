@@ -13,6 +13,7 @@ from slosched.core import (
     DeadlineRule,
     DecodeGroup,
     DraftOffer,
+    EndReason,
     ForeseesDecodes,
     LatencyModel,
     Limits,
@@ -37,6 +38,7 @@ from slosched.policy.kit.drop import reject_hopeless, without_rejected
 from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.giving_way import are_all_due_in_time, give_way
 from slosched.policy.kit.late_gaps import LateGaps, num_due_soon, starving_tpot_s
+from slosched.policy.kit.lending import lend
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
 from slosched.policy.kit.make_way import come_back, has_to_make_way, make_way, may_make_way
@@ -62,7 +64,7 @@ from slosched.policy.kit.punctual import (
     most_urgent_of_short,
 )
 from slosched.policy.kit.shortage import Shortage as Shortage
-from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
+from slosched.policy.kit.unkeepable import behind_others, split_unkeepable, unkeepable
 from slosched.policy.kit.while_ahead import limit_while_ahead_s
 from slosched.policy.kit.worth import Worth
 
@@ -74,7 +76,8 @@ _LEAST_GAIN = 1.5
 class Goodput(PlansBesideDecodes, ForeseesDecodes):
     """The prompts that can be in time, together with decodes that give way while they have slack.
 
-    1. Reject the requests without a token that would miss their TTFT even alone on the device.
+    1. Reject the requests without a token that would miss their TTFT even alone on the device, and
+       new ones whose TPOT is below a step of one decode alone (kit/unkeepable.py).
     2. A step may last until the first decode is due, minus `margin`.  It is never longer than the
        smallest TPOT of the decodes (but see 4 and 5).  It may always last `shortest` of that TPOT,
        or as long as the decodes that are due and a tile of a prompt take, and no longer if a decode
@@ -101,9 +104,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        decodes that ask for much more than the TPOT kept and are ahead.
     6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, and a step takes
        about as many prompt tokens as decodes free in it.  A decode that lacks a block gets it from
-       the one that is furthest ahead (kit/pausing.py).  If more prompts arrive than decodes make
-       room for, they go by length.  Once half of the cache is filled, prompts that have time are
-       spread over more steps.
+       the one that is furthest ahead (kit/pausing.py), and so do prompts that are due soon, if it
+       is ahead by much more than it takes to compute it anew (kit/lending.py).  If more prompts
+       arrive than decodes make room for, they go by length.  Once half of the cache is filled,
+       prompts that have time are spread over more steps.
     7. Best effort, and what is due much later, gives its seats and KV blocks to prompts that lack
        them (kit/make_way.py).  Best effort then waits until there is more room than it needs.
     8. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
@@ -166,38 +170,56 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         self._worth = self.worth_class()
         self._flood = Flood(self._worth, self.min_share)
         self._late_gaps = LateGaps(self._worth.stays)
+        self._unkeepable: list[Request] = []
+        """New requests that the next step rejects."""
 
     @property
     def prompt_order(self) -> PromptOrder:
         return PromptOrder.LENGTH
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        seen = with_caution(self._drift.corrected_view(view, is_busy=bool(view.running)))
-        self._worth.see(view.waiting)
-        output = self._planned(seen)
+        corrected = self._drift.corrected_view(view, is_busy=bool(view.running))
+        self._see_new(corrected)
+        output = self._planned(with_caution(corrected))
+        self._unkeepable = []
         self._drift.note(view.now_s, view.model, output)
         return output
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan the prompts as `schedule` does; return None if a decode may have to give way."""
-        seen = with_caution(self._drift.corrected_view(view, is_busy=True))
+        corrected = self._drift.corrected_view(view, is_busy=True)
         if may_be_lost(decodes, view):
             return None
-        self._worth.see(view.waiting)
-        output = self._planned_beside(decodes, seen)
+        self._see_new(corrected)
+        output = self._planned_beside(decodes, with_caution(corrected))
         if output is not None:
+            self._unkeepable = []
             self._drift.note(view.now_s, view.model, output)
         return output
 
+    def _see_new(self, view: SchedulerView) -> None:
+        """Take in the requests that have arrived, and note those that the step is to reject."""
+        self._unkeepable += unkeepable(self._worth.see(view.waiting), view)
+
+    def _without_unkeepable(self, batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
+        """Reject the new requests whose TPOT can never be kept; return the view without them."""
+        for request in self._unkeepable:
+            if request.status is RequestStatus.WAITING:  # Its client may have left meanwhile.
+                batch.reject(request, EndReason.UNKEEPABLE)
+        return without_rejected(batch, view)
+
     def _planned(self, view: SchedulerView) -> SchedulerOutput:
         batch, model = self.new_batch(view), view.model
+        view = self._without_unkeepable(batch, view)
         decodes, begun = split_running(view.running)
         now_s = view.now_s
         prompts = self._prompts(
             batch, model, view, begun, lambda: self.pace_class.of(decodes, model, now_s)
         )
         view = without_rejected(batch, view)
-        if prompts and make_way(batch, view, (request for request, _ in prompts)):
+        has_made_way = prompts and make_way(batch, view, (request for request, _ in prompts))
+        decodes = _staying(decodes, batch) if has_made_way else decodes
+        if lend(batch, view, prompts, decodes) or has_made_way:
             view = replace(view, running=_staying(view.running, batch))
             begun, decodes = _staying(begun, batch), _staying(decodes, batch)
             prompts = [timed for timed in prompts if not batch.has_left(timed[0])]
@@ -214,6 +236,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         batch, model = self.new_batch(view, decodes), view.model
         if batch.num_free_tokens < 0:
             return None
+        view = self._without_unkeepable(batch, view)
         pace = all_kept = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
         if not self._worth.is_known_of(pace):
             return None

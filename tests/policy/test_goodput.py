@@ -39,8 +39,11 @@ MODEL = flat_model()
 """5 ms + 50 us a token: a prefill of 100 tokens takes 10 ms, of 300 20 ms, of 500 30 ms."""
 
 
-def tokens_of(*requests: R, **fields: float) -> dict[str, int]:
-    return dict(Goodput(**fields).schedule(view_of(requests)).num_scheduled_tokens)
+def tokens_of(
+    *requests: R, rule: DeadlineRule = DeadlineRule.MEAN_TPOT, **fields: float
+) -> dict[str, int]:
+    view = view_of(requests, limits=Limits(deadline_rule=rule))
+    return dict(Goodput(**fields).schedule(view).num_scheduled_tokens)
 
 
 def timed(requests: Iterable[Request]) -> list[Timed]:
@@ -100,12 +103,23 @@ def test_how_many_are_good_of_those_that_come_at_once_hardly_depends_on_their_or
     assert num_good([*long, *short]) > 0.6 * num_good([*short, *long])
 
 
-def test_a_prompt_whose_tpot_no_step_is_short_enough_for_goes_last() -> None:
-    """A step takes at least 5.05 ms.  Both prompts take 50.05 ms together, and one is due at 40."""
+def test_a_prompt_whose_tpot_no_step_is_short_enough_for_is_rejected_as_it_arrives() -> None:
+    """A step takes at least 5.05 ms."""
+    hasty, other = R("hasty", 300, 0.060, tpot_s=0.005), R("other", 600, 0.070)
+    output = Goodput().schedule(view_of([hasty, other]))
+    assert output.rejected == {"hasty": EndReason.UNKEEPABLE}
+    assert output.num_scheduled_tokens == {"other": 600}
+    assert not Goodput().schedule(view_of([replace(hasty, tpot_s=0.006), other])).rejected
+
+
+def test_under_envelope_such_a_prompt_goes_last_since_its_ttft_may_make_up_for_its_tpot() -> None:
+    """Both prompts take 50.05 ms together, and one is due at 40."""
     first, second = R("first", 300, 0.030, tpot_s=0.005), R("second", 600, 0.040)
-    assert tokens_of(first, second)["second"] == 600
-    assert tokens_of(replace(first, tpot_s=0.006), second)["first"] == 300
-    both_in_time = tokens_of(replace(first, due_s=0.060), replace(second, due_s=0.070))
+    rule = DeadlineRule.ENVELOPE
+    assert tokens_of(first, second, rule=rule)["second"] == 600
+    assert tokens_of(replace(first, tpot_s=0.006), second, rule=rule)["first"] == 300
+    later = replace(first, due_s=0.060), replace(second, due_s=0.070)
+    both_in_time = tokens_of(*later, rule=rule)
     assert both_in_time == {"first": 300, "second": 600}, "it is served where there is time"
 
 

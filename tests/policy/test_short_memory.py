@@ -173,7 +173,7 @@ def test_a_small_cache_serves_more_when_it_is_filled_no_faster_than_it_is_emptie
         def take_freed(self, pace: Pace, shortage: Shortage, pack: PromptPack) -> bool:
             return False
 
-    trace = synthesize("azure_conv", num_requests=500, seed=3).scaled_to(28.0)
+    trace = synthesize("azure_conv", num_requests=500, seed=4).scaled_to(28.0)
     trace = trace.with_slo(Tiers((SLO(1.0, 0.05),), (1.0,)))
     config = SimulationConfig(Limits(), num_blocks=3382)
     model = load_model("h100/llama-3.1-8b")

@@ -66,12 +66,20 @@ def in_turn_for_blocks(
     paused: list[Request] = []
     for request, alone_s in prompts:
         if request.num_output_tokens:
-            least_s = _PATIENCE * alone_s + _NUM_STEPS * pace.all_s
-            (due if request.deadline_s - view.now_s < least_s else paused).append(request)
+            is_soon = is_due(request, alone_s, pace.all_s, view.now_s)
+            (due if is_soon else paused).append(request)
     by_length = shortest_first(
         Order(_without_tokens(order.in_time), _without_tokens(order.late)), new, fairness
     )
     return [*due, *by_length.in_time, *paused, *by_length.late]
+
+
+def is_due(request: Request, alone_s: float, all_s: float, now_s: float) -> bool:
+    """Tell whether a paused request has to be computed anew, which takes `alone_s`, before long.
+
+    `all_s` is the time of a step of all decodes.
+    """
+    return request.deadline_s - now_s < _PATIENCE * alone_s + _NUM_STEPS * all_s
 
 
 def _without_tokens(requests: Sequence[Request]) -> list[Request]:

@@ -1,11 +1,14 @@
-"""Prompts whose TPOT is not kept go last: they would be late however early they start."""
+"""Prompts whose TPOT is not kept: they would be late however early they start.
+
+Those whose TPOT the device can never keep are rejected, the others go last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slosched.core import Request, SchedulerView
+from slosched.core import DeadlineRule, Request, SchedulerView
 from slosched.policy.kit.crowd import step_s
 from slosched.policy.kit.punctual import Order, Timed
 
@@ -25,6 +28,18 @@ class Kept(NamedTuple):
         there is something to `spare`.
         """
         return (tpot_s + self.spare * ttft_s if self.spare else tpot_s) >= self.tpot_s
+
+
+def unkeepable(requests: Sequence[Request], view: SchedulerView) -> list[Request]:
+    """Return the requests whose TPOT is below a step of one decode alone: no step is shorter.
+
+    Under the rule `envelope` there are none, since what is left of a TTFT makes up for a TPOT.  Who
+    asks for one token alone has no time per token to keep.  O(n), with one prediction.
+    """
+    if not requests or view.limits.deadline_rule is DeadlineRule.ENVELOPE:
+        return []
+    alone_s = step_s(1, 1, view.model)
+    return [r for r in requests if r.slo.tpot_s < alone_s and r.max_tokens > 1]
 
 
 def split_unkeepable(
