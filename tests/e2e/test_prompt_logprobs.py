@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import transformers
 from mixed_load import PROMPTS, Kind, World, end_of
 from served import Ask, Replica, serve
 from test_features_together import CASES, Features, asks_for, replica_of, wanted_in
@@ -21,6 +22,8 @@ from slosched.engine.torch.prompt_scores import head_logits
 from slosched.kv import PrefixCaching
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from slosched.core import PromptLogprobs
     from slosched.engine.torch import LoadedModel
 
@@ -137,9 +140,26 @@ def test_a_model_that_changes_its_logits_is_asked_for_them(model: LoadedModel) -
     twin.forward = scaled
     try:
         with torch.inference_mode():
-            hidden = twin.base_model(ids)[0][0]
-            assert torch.equal(head_logits(twin, hidden), twin(ids).logits[0])
+            of_base = twin.base_model(ids)
+            hidden = of_base.last_hidden_state[0]
+            assert torch.equal(head_logits(twin, of_base, hidden), twin(ids).logits[0])
             assert twin(ids).logits.abs().max() < 7
     finally:
         del twin.forward
         twin.set_attn_implementation(ATTENTION_NAME)
+
+
+def test_a_mixture_of_experts_is_told_as_transformers_finds_it(tmp_path: Path) -> None:
+    """Its head asks for more than the hidden states."""
+    from slosched.engine.torch import load_model
+
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    transformers.MixtralConfig(**small, **heads, initializer_range=0.3).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32", load_format="dummy")
+    ids = [token % 96 for token in range(3, 300, 7)]
+    run = serve(model, SMALL, [Ask(ids, 1, SamplingParams(num_prompt_logprobs=NUM_LIKELIEST))])
+    model.model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        odds = model.model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+    check(run.told["r0"], ids, odds, NUM_LIKELIEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -207,10 +208,10 @@ class TorchExecutor:
         size = None if spans else self._mixed.size_for(batch)
         if size is not None:
             return self._mixed.run(step_input, size), no_scores
-        model, hidden = self._model.model, list[Tensor]()
-        with self._adapted(batch.chunks), keeping_hidden(model, hidden if spans else None):
+        model, of_base = self._model.model, list[Any]()
+        with self._adapted(batch.chunks), keeping_hidden(model, of_base if spans else None):
             logits = forward(model, step_input, self._cache, self._model.backend)
-        return logits, self._prompts.launch(spans, hidden[0]) if spans else no_scores
+        return logits, self._prompts.launch(spans, of_base[0]) if spans else no_scores
 
     def _adapted(self, chunks: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         """Return the context in which the model's layers apply the adapters of these chunks."""

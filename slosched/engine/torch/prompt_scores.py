@@ -10,11 +10,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from slosched.core import PromptLogprobs, ScheduledChunk
 from slosched.engine.torch.transfers import Fetched, uploaded
@@ -44,14 +44,14 @@ class PromptSpan(NamedTuple):
 
 
 @contextmanager
-def keeping_hidden(model: Any, kept: list[Tensor] | None) -> Iterator[None]:
-    """Append the hidden states [tokens, size] of the forward pass to `kept`, unless it is None."""
+def keeping_hidden(model: Any, kept: list[Any] | None) -> Iterator[None]:
+    """Append what the model's base returns in the forward pass to `kept`, unless it is None."""
     if kept is None:
         yield
         return
 
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        kept.append(output[0][0])
+        kept.append(output)
 
     hook = model.base_model.register_forward_hook(keep)
     try:
@@ -60,13 +60,13 @@ def keeping_hidden(model: Any, kept: list[Tensor] | None) -> Iterator[None]:
         hook.remove()
 
 
-def head_logits(model: Any, hidden: Tensor) -> Tensor:
+def head_logits(model: Any, of_base: Any, hidden: Tensor) -> Tensor:
     """Return the logits [rows, vocabulary] of hidden states [rows, size].
 
     They are what the model makes of them, also if it scales or caps logits: it runs with a base
-    that does nothing but return these states.
+    that does nothing but return these states, and beside them what it returned with others.
     """
-    output = BaseModelOutputWithPast(last_hidden_state=hidden[None])
+    output = replace(of_base, last_hidden_state=hidden[None])
     base = model.base_model
     base.forward = lambda *_args, **_kwargs: output
     try:
@@ -105,8 +105,9 @@ class PromptScores:
             row += chunk.num_new_tokens
         return found
 
-    def launch(self, spans: Sequence[PromptSpan], hidden: Tensor) -> PendingScores:
-        """Begin to find what is told, from the hidden states [tokens, size] of the whole step."""
+    def launch(self, spans: Sequence[PromptSpan], of_base: Any) -> PendingScores:
+        """Begin to find what is told, from what the model's base returned for the whole step."""
+        hidden: Tensor = of_base.last_hidden_state[0]
         device = hidden.device
         rows = [row for span in spans for row in range(span.row, span.row + len(span.successors))]
         after = [token for span in spans for token in span.successors]
@@ -114,7 +115,7 @@ class PromptScores:
         successors = uploaded(after, torch.int64, device).split(_ROWS)
         most = max(span.num_likeliest for span in spans)
         parts = [
-            _scores(head_logits(self._model, hidden.index_select(0, at)), tokens, most)
+            _scores(head_logits(self._model, of_base, hidden.index_select(0, at)), tokens, most)
             for at, tokens in zip(places, successors, strict=True)
         ]
         fetched = [Fetched(torch.cat(columns)) for columns in zip(*parts, strict=True)]
