@@ -125,6 +125,12 @@ def _check_layers(probe: _Probe, config: Any) -> None:
             raise UnsupportedModelError(
                 f"layer {layer} is {layer_type!r} but hands no sliding_window to attention"
             )
+    window = getattr(config, "sliding_window", None)
+    is_sliding = not layer_types and window and window < config.max_position_embeddings
+    if is_sliding and set(probe.windows.values()) == {None}:  # it is in a mask, as of PhiMoE
+        raise UnsupportedModelError(
+            f"the config says sliding_window={window}, but no layer hands one to attention"
+        )
 
 
 def _run_in_chunks(

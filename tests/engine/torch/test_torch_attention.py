@@ -148,6 +148,11 @@ def test_guards_accept_what_fits(family: str) -> None:
         ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, "sinks"),
         ("DeepseekV3Config", DEEPSEEK, "keys of 12 and values of 8"),
         (
+            "PhimoeConfig",
+            {"sliding_window": 40, "num_local_experts": 4},
+            "sliding_window=40, but no layer hands one",
+        ),
+        (
             "Qwen3NextConfig",
             {"layer_types": ["linear_attention", "full_attention"], "num_experts": 0},
             "called for layers \\[1\\]",
