@@ -121,6 +121,7 @@ def test_scalings_are_pefts(model: LoadedModel, tmp_path: Path) -> None:
         ({"layer_replication": [[0, 1], [0, 1]]}, "layer_replication"),
         ({"init_lora_weights": "pissa_niter_16"}, "trained on other weights than the model's"),
         ({"init_lora_weights": "olora"}, "path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "lora_ga"}, "trained on other weights than the model's"),
         ({"lora_alpha": "much"}, "lora_alpha='much'"),
         ({"lora_alpha": None}, "lora_alpha=None"),
         ({"alpha_pattern": {"(": 8}}, r"alpha_pattern=\{'\(': 8\}"),

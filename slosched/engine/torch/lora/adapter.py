@@ -34,7 +34,7 @@ _UNKNOWN: Mapping[str, tuple[object, ...]] = {
     "layer_replication": (None,),
 }
 """Settings of peft that change what is computed, each with the values that are implemented."""
-_ON_OTHER_WEIGHTS = ("pissa", "corda", "olora", "loftq")
+_ON_OTHER_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
 """Beginnings of `init_lora_weights` with which peft changes the model's own weights, too."""
 
 Targets = Mapping[str, nn.Linear]
