@@ -7,7 +7,7 @@ answers, preemption by swap or recompute, prefix caches and the overlapped loop.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -140,22 +140,39 @@ def test_a_model_that_changes_its_logits_is_asked_for_them(model: LoadedModel) -
     twin.forward = scaled
     try:
         with torch.inference_mode():
-            of_base = twin.base_model(ids)
-            hidden = of_base.last_hidden_state[0]
-            assert torch.equal(head_logits(twin, of_base, hidden), twin(ids).logits[0])
+            of_decoder = twin.base_model(ids)
+            hidden = of_decoder.last_hidden_state[0]
+            assert torch.equal(head_logits(twin, of_decoder, hidden), twin(ids).logits[0])
             assert twin(ids).logits.abs().max() < 7
     finally:
         del twin.forward
         twin.set_attn_implementation(ATTENTION_NAME)
 
 
-def test_a_mixture_of_experts_is_told_as_transformers_finds_it(tmp_path: Path) -> None:
-    """Its head asks for more than the hidden states."""
+SMALL_MODEL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.mark.parametrize(
+    ("config_name", "changes"),
+    [
+        # Its head asks for more than the hidden states.
+        ("MixtralConfig", {"num_local_experts": 4, "num_key_value_heads": 2}),
+        # It calls a part of its base model.
+        ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 64, "init_std": 0.3}),
+    ],
+)
+def test_odd_models_are_told_as_transformers_finds_them(
+    tmp_path: Path, config_name: str, changes: dict[str, Any]
+) -> None:
     from slosched.engine.torch import load_model
 
-    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 96}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
-    transformers.MixtralConfig(**small, **heads, initializer_range=0.3).save_pretrained(tmp_path)
+    getattr(transformers, config_name)(**SMALL_MODEL, **changes).save_pretrained(tmp_path)
     model = load_model(str(tmp_path), device="cpu", dtype="float32", load_format="dummy")
     ids = [token % 96 for token in range(3, 300, 7)]
     run = serve(model, SMALL, [Ask(ids, 1, SamplingParams(num_prompt_logprobs=NUM_LIKELIEST))])

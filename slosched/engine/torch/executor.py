@@ -208,10 +208,10 @@ class TorchExecutor:
         size = None if spans else self._mixed.size_for(batch)
         if size is not None:
             return self._mixed.run(step_input, size), no_scores
-        model, of_base = self._model.model, list[Any]()
-        with self._adapted(batch.chunks), keeping_hidden(model, of_base if spans else None):
+        model, of_decoder = self._model.model, list[Any]()
+        with self._adapted(batch.chunks), keeping_hidden(model, of_decoder if spans else None):
             logits = forward(model, step_input, self._cache, self._model.backend)
-        return logits, self._prompts.launch(spans, of_base[0]) if spans else no_scores
+        return logits, self._prompts.launch(spans, of_decoder[0]) if spans else no_scores
 
     def _adapted(self, chunks: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         """Return the context in which the model's layers apply the adapters of these chunks."""

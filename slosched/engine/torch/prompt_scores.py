@@ -45,7 +45,7 @@ class PromptSpan(NamedTuple):
 
 @contextmanager
 def keeping_hidden(model: Any, kept: list[Any] | None) -> Iterator[None]:
-    """Append what the model's base returns in the forward pass to `kept`, unless it is None."""
+    """Append what the model's decoder returns in the forward pass to `kept`, unless it is None."""
     if kept is None:
         yield
         return
@@ -53,27 +53,27 @@ def keeping_hidden(model: Any, kept: list[Any] | None) -> Iterator[None]:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
         kept.append(output)
 
-    hook = model.base_model.register_forward_hook(keep)
+    hook = model.base_model.get_decoder().register_forward_hook(keep)
     try:
         yield
     finally:
         hook.remove()
 
 
-def head_logits(model: Any, of_base: Any, hidden: Tensor) -> Tensor:
+def head_logits(model: Any, of_decoder: Any, hidden: Tensor) -> Tensor:
     """Return the logits [rows, vocabulary] of hidden states [rows, size].
 
-    They are what the model makes of them, also if it scales or caps logits: it runs with a base
+    They are what the model makes of them, also if it scales or caps logits: it runs with a decoder
     that does nothing but return these states, and beside them what it returned with others.
     """
-    output = replace(of_base, last_hidden_state=hidden[None])
-    base = model.base_model
-    base.forward = lambda *_args, **_kwargs: output
+    output = replace(of_decoder, last_hidden_state=hidden[None])
+    decoder = model.base_model.get_decoder()
+    decoder.forward = lambda *_args, **_kwargs: output
     try:
         token_ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
         logits: Tensor = model(input_ids=token_ids, use_cache=False).logits[0]
     finally:
-        del base.forward  # that of its class shows again
+        del decoder.forward  # that of its class shows again
     return logits
 
 
@@ -105,9 +105,9 @@ class PromptScores:
             row += chunk.num_new_tokens
         return found
 
-    def launch(self, spans: Sequence[PromptSpan], of_base: Any) -> PendingScores:
-        """Begin to find what is told, from what the model's base returned for the whole step."""
-        hidden: Tensor = of_base.last_hidden_state[0]
+    def launch(self, spans: Sequence[PromptSpan], of_decoder: Any) -> PendingScores:
+        """Begin to find what is told, from what the model's decoder returned for the whole step."""
+        hidden: Tensor = of_decoder.last_hidden_state[0]
         device = hidden.device
         rows = [row for span in spans for row in range(span.row, span.row + len(span.successors))]
         after = [token for span in spans for token in span.successors]
@@ -115,7 +115,7 @@ class PromptScores:
         successors = uploaded(after, torch.int64, device).split(_ROWS)
         most = max(span.num_likeliest for span in spans)
         parts = [
-            _scores(head_logits(self._model, of_base, hidden.index_select(0, at)), tokens, most)
+            _scores(head_logits(self._model, of_decoder, hidden.index_select(0, at)), tokens, most)
             for at, tokens in zip(places, successors, strict=True)
         ]
         fetched = [Fetched(torch.cat(columns)) for columns in zip(*parts, strict=True)]
