@@ -16,7 +16,7 @@ from slosched.engine.server.protocol import (
     parse_prompts,
 )
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.values import Body, flag
+from slosched.engine.server.values import Body, check_vocabulary, flag
 
 _MAX_INLINE_CHARS = 4096
 """Up to here encoding takes less time than another thread takes to wake up and answer."""
@@ -108,10 +108,14 @@ class PromptEncoder:
             if fewest >= self._max_model_len and options.truncate_tokens is None:
                 raise too_long(fewest, 1, self._max_model_len, is_estimate=True)
             if num_chars <= _MAX_INLINE_CHARS:
-                return encode()
-            return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+                ids = encode()
+            else:
+                ids = await asyncio.get_running_loop().run_in_executor(self._pool, encode)
         except ValueError as error:
             raise ApiError(400, f"{param} cannot be tokenized: {error}", param=param) from error
+        # A tokenizer may have more tokens than its model, for which there are no embeddings.
+        check_vocabulary(param, ids, self._tokenizer.vocab_size)
+        return ids
 
     def _truncated(
         self, ids: list[int], options: PromptOptions, num_output_tokens: int

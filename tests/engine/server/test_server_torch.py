@@ -11,7 +11,7 @@ import tokenizers
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from live_server import post, stream, with_client
+from live_server import live, post, stream, with_client
 from tokenizers import decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -21,6 +21,7 @@ from slosched.engine.server import (
 )
 from slosched.engine.server.text import Detokenizer
 from slosched.engine.torch import LoadedModel
+from slosched.engine.torch.tiny import tiny_tokenizer
 
 
 def generate(model: LoadedModel, ids: list[int], n: int, **options: Any) -> list[int]:
@@ -51,6 +52,25 @@ def test_concurrent_requests_answer_as_generate_does(
     assert [answer["choices"][0]["text"] for _, answer, _ in answers[:4]] == expected
     texts = ["".join(event["choices"][0]["text"] for event in events) for events in answers[4:]]
     assert texts == expected
+
+
+def test_a_text_with_a_token_that_the_model_lacks_is_refused(model: LoadedModel) -> None:
+    """A tokenizer may have more tokens than its model has embeddings."""
+    larger, text = tiny_tokenizer(), "a<|new|>b"
+    larger.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+
+    async def ask(client: Any) -> list[Any]:
+        chat = [{"role": "user", "content": text}]
+        return [
+            await post(client, prompt=text),
+            await post(client, "/v1/chat/completions", messages=chat),
+        ]
+
+    with live(tokenizer=HuggingFaceTokenizer(larger, model.vocab_size)) as server:
+        answers = asyncio.run(with_client(server.url, ask))
+    for (status, answer, _), param in zip(answers, ("prompt", "messages"), strict=True):
+        assert (status, answer["error"]["param"]) == (400, param)
+        assert "the token id 259, but ids are in [0, 259)" in answer["error"]["message"]
 
 
 def test_a_repetition_penalty_and_a_bias_are_those_of_transformers(
