@@ -93,6 +93,9 @@ def fit(
     """
     measured = read_profile(profile)
     options.check_other_file(out, profile, "the profile")
+    if plot is not None:
+        options.check_other_file(plot, profile, "the profile", "--plot")
+        options.check_two_files(plot, out, "--plot")
     if graph_sizes is not None:
         measured = with_graph_sizes(measured, graph_sizes, form)
     if (doubt := why_not_seconds(measured)) is not None:

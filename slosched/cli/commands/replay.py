@@ -112,6 +112,8 @@ def replay(
     Ctrl-C ends a replay against a server early and keeps what was measured.
     """
     long.check(url, perfetto)
+    if perfetto is not None:
+        _check_perfetto(perfetto, trace, out)
     if url is not None:
         check_not_simulated(context)
         # Only needed to promise multiples of the prefill time.
@@ -164,6 +166,14 @@ def replay(
         console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev", markup=False)
     if not is_whole:
         raise typer.Exit(130)
+
+
+def _check_perfetto(perfetto: Path, trace: str, out: Path | None) -> None:
+    """Raise ValueError if --perfetto names the trace, or another file that the replay writes."""
+    options.check_other_file(perfetto, Path(trace), "the trace", "--perfetto")
+    if out is not None:
+        for written in (out, out / "records.jsonl", out / "report.html"):
+            options.check_two_files(perfetto, written, "--perfetto")
 
 
 def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:

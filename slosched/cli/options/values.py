@@ -86,10 +86,16 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-def check_other_file(out: Path, source: Path, what: str) -> None:
-    """Raise ValueError if `out` is the file `source`, which is `what` the command reads."""
+def check_other_file(out: Path, source: Path, what: str, flag: str = "--out") -> None:
+    """Raise ValueError if `out`, given by `flag`, is the file `source`: `what` is read."""
     if out.exists() and source.exists() and out.samefile(source):
-        raise ValueError(f"--out {out} is {what} itself: name another file")
+        raise ValueError(f"{flag} {out} is {what} itself: name another file")
+
+
+def check_two_files(path: Path, other: Path, flag: str) -> None:
+    """Raise ValueError if `path`, given by `flag`, is also where --out writes `other`."""
+    if path.resolve() == other.resolve():
+        raise ValueError(f"{flag} {path} is written by --out, too: name another file")
 
 
 def figure(path: Path | None) -> Path | None:
