@@ -358,6 +358,19 @@ def test_the_frontier_joins_what_no_cheaper_fleet_exceeds():
     assert drawn(figure)
 
 
+@pytest.mark.parametrize("best", [0.99, 0.992, 1.0])
+def test_no_name_of_a_fleet_lies_on_the_line_of_the_target(best: float):
+    rows = [("1 x a", 1.0, 0.4), ("2 x a", 2.0, 0.9), ("3 x a", 3.0, 0.985), ("4 x a", 4.0, best)]
+    fleets = pd.DataFrame(rows, columns=["fleet", "price_per_hour", "attainment"])
+    figure = cost_frontier(fleets.assign(low=fleets.attainment, high=fleets.attainment), 0.99)
+    (axes,) = figure.axes
+    assert drawn(figure)
+    line_y = axes.transData.transform((0, 0.99))[1]
+    for text in axes.texts:
+        extent = text.get_window_extent()
+        assert not extent.y0 <= line_y <= extent.y1, text.get_text()
+
+
 def test_the_fit_plot_states_the_error():
     measured = np.array([0.01, 0.02, 0.04])
     figure = fit_plot(measured * [1.1, 0.9, 1.0], measured)

@@ -31,14 +31,14 @@ def cost_frontier(fleets: pd.DataFrame, target: float) -> Figure:
     axes.errorbar(prices, shares, yerr=errors, color=BLUE, **marks)
     best = ordered[shares > shares.cummax().shift(fill_value=-1.0)]
     axes.step(best["price_per_hour"], best["attainment"], where="post", color=ORANGE, linewidth=1.6)
-    for fleet, price, share in zip(
-        best["fleet"], best["price_per_hour"], best["attainment"], strict=True
-    ):
-        axes.annotate(
-            fleet, (price, share), textcoords="offset points", xytext=(4, -10), fontsize=7
-        )
+    axes.set_ylim(max(-0.02, float(shares.min()) - 0.05), 1.02)
+    label_height = 0.05 * (axes.get_ylim()[1] - axes.get_ylim()[0])
+    named = zip(best["fleet"], best["price_per_hour"], best["attainment"], strict=True)
+    for fleet, price, share in named:
+        crosses = 0 <= share - target < label_height
+        at = (price, target if crosses else share)  # below the line that it would cross
+        axes.annotate(fleet, at, textcoords="offset points", xytext=(4, -3), va="top", fontsize=7)
     reference_line(axes, f"{100 * target:.4g} %", y=target)
     axes.set(xlabel="price of the fleet for an hour", ylabel="attainment")
-    axes.set_ylim(max(-0.02, float(shares.min()) - 0.05), 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     return figure
