@@ -18,6 +18,8 @@ DEFAULT_QUESTION = Lognormal(mean_tokens=128, cv=1.5)
 DEFAULT_ANSWER = Lognormal(mean_tokens=256, cv=1.0)
 TOOL_RESULT = Lognormal(mean_tokens=3000, cv=1.5)
 TOOL_CALL = Lognormal(mean_tokens=200, cv=1.0)
+_MOST_BEFORE = 1_000_000
+"""Most sessions that begin before time zero, which take minutes to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,13 @@ class Sessions:
     def _since_zero(self, rate: float, rng: np.random.Generator) -> Iterator[TraceRequest]:
         turn_s = self.think_s + self.tpot_s * float(self.answer.draw(1000, rng).mean())
         start_s = -10 * self.mean_turns * turn_s
+        num_before = -start_s * rate / self.mean_turns
+        if num_before > _MOST_BEFORE:
+            raise ValueError(
+                f"at {rate:g} requests/s, {num_before:.2g} sessions would begin before the first "
+                f"request, and at most {_MOST_BEFORE:,} are drawn: write a trace of a lower rate "
+                "with `slosched trace make`, and scale that"
+            )
         fresh = count(self.num_system_prompts * (self.system_tokens // self.block_tokens))
         to_come: list[tuple[float, int, TraceRequest]] = []
         num_drawn = 0

@@ -74,3 +74,9 @@ def test_a_conversation_ends_where_its_prompt_would_be_too_long():
 def test_conversations_that_cannot_be_are_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         Sessions(**wrong)
+
+
+def test_a_rate_for_which_too_many_sessions_would_have_begun_is_refused():
+    with pytest.raises(ValueError, match=r"at 1e\+09 requests/s, [0-9.]+e\+11 sessions.* scale"):
+        synthesize("sessions", num_requests=100, rate=1e9)
+    assert synthesize("agents", num_requests=100, rate=1e9).rate == pytest.approx(1e9)
