@@ -11,6 +11,9 @@ from slosched.core import Request
 from slosched.fleet.view import ReplicaKind, ReplicaView
 from slosched.policy.kit.checks import check_at_least, check_positive
 
+_DIGITS = 9
+"""Means are rounded floats: 11 requests on two replicas, or 5.5 each, are 1.1 times 5."""
+
 
 @dataclass(frozen=True)
 class FleetState:
@@ -69,4 +72,6 @@ def scaled_by_ratio(num_now: int, measured: float, target: float, tolerance: flo
     Horizontal Pod Autoscaler of Kubernetes, whose tolerance is 0.1.
     """
     ratio = measured / target
-    return num_now if abs(ratio - 1) <= tolerance else math.ceil(num_now * ratio)
+    if round(abs(ratio - 1), _DIGITS) <= tolerance:
+        return num_now
+    return math.ceil(round(num_now * ratio, _DIGITS))

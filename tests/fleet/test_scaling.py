@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
+from itertools import product
 
 import pytest
 from fleets import Noting, make_replicas, make_trace
@@ -318,6 +320,15 @@ def test_predicted_lets_a_fleet_go_when_hardly_anything_comes_any_more() -> None
 )
 def test_the_ratio_rule_of_kubernetes(num_now: int, measured: float, wanted: int) -> None:
     assert scaled_by_ratio(num_now, measured, target=5) == wanted
+
+
+@pytest.mark.parametrize("target", [1, 2, 4, 5])
+def test_the_ratio_rule_counts_as_exactly_as_fractions(target: int) -> None:
+    for num_now, total in product(range(1, 33), range(200)):
+        wanted = math.ceil(Fraction(total, target))
+        if abs(Fraction(total, num_now * target) - 1) <= Fraction(1, 10):
+            wanted = num_now
+        assert scaled_by_ratio(num_now, total / num_now, target) == wanted, (num_now, total)
 
 
 def test_the_sustained_rate_is_that_of_the_largest_step_within_the_tpot() -> None:
