@@ -13,7 +13,7 @@ from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.outcome_table import rows_table
 from slosched.cli.search_options import Jobs
-from slosched.cli.trace_source import note_nothing_promised
+from slosched.cli.trace_source import is_kind, note_nothing_promised
 from slosched.core import NO_SLO, SLO, LatencyModel, Policy
 from slosched.evaluate.comparison import Replica
 from slosched.fleet.setup import FleetSetup
@@ -105,12 +105,12 @@ def open_long(
     plain = options.TraceOptions(
         rate=arrivals.rate, num_requests=arrivals.num_requests, duration=arrivals.duration
     )
-    is_kind = source in (*FITTED_KINDS, *INDEPENDENT_KINDS) and not Path(source).exists()
+    is_made_up = source in (*FITTED_KINDS, *INDEPENDENT_KINDS) and is_kind(source)
     rate, size = arrivals.rate, arrivals.num_requests
     if rate and arrivals.duration:
         # Both are refused where the trace is opened.
         size = round(rate * arrivals.duration) if size is None else None
     one_slo = NO_SLO if slo is None else slo
-    if is_kind and arrivals == plain and rate and size and size > 1 and isinstance(one_slo, SLO):
+    if is_made_up and arrivals == plain and rate and size and size > 1 and isinstance(one_slo, SLO):
         return synthesize_long(source, size, rate, seed, one_slo)
     return LongTrace.of(arrivals.open(source, slo, seed))

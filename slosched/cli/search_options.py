@@ -11,14 +11,14 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
-from slosched.cli.trace_source import has_slos, note_own_slos
+from slosched.cli.trace_source import has_slos, is_kind, note_own_slos
 from slosched.core import LatencyModel
 from slosched.evaluate.comparison import Replica
 from slosched.fleet.split_setup import AnyFleet
 from slosched.fleet.view import ReplicaKind
 from slosched.kv import PrefixCaching
 from slosched.simulator.simulate import SimulationConfig
-from slosched.workload import KINDS, Trace
+from slosched.workload import Trace
 
 if TYPE_CHECKING:
     from slosched.evaluate.capacity import MakePool
@@ -98,7 +98,7 @@ def windows_of(
             f"--rate {arrivals.rate:g}: the search chooses the rates; `capacity --max-rate` ends "
             "it, `tune --at-rate` is for one rate alone"
         )
-    if source in KINDS and not Path(source).exists():
+    if is_kind(source):
         size = None if arrivals.duration else arrivals.num_requests or default_size
         made_up = replace(arrivals, num_requests=size)
         numbers = [s if s >= 0 else _MADE_UP_FROM_THE_END - s for s in seeds]

@@ -23,6 +23,11 @@ from slosched.workload import (
 SYNTHETIC_REQUESTS = 200
 
 
+def is_kind(source: str) -> bool:
+    """Tell whether a source is a kind of trace to make up, and no file of that name."""
+    return source in KINDS and not _is_there(Path(source))
+
+
 def make_up(
     kind: str,
     num_requests: int | None,
@@ -57,7 +62,7 @@ def read_part(
     Prints a note for everything that had to be mended while reading.
     """
     path = Path(source)
-    if source in PUBLIC_TRACES and not path.exists():
+    if source in PUBLIC_TRACES and not _is_there(path):
         path = cached_trace(source)
         if not path.exists():
             raise TraceError(
@@ -83,6 +88,11 @@ def read_part(
     for oddity in _oddities(trace):
         console.print(f"[yellow]note:[/] {escape(path.name)}: {escape(oddity)}")
     return trace
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether a trace can be read there, which a folder cannot be."""
+    return path.exists() and not path.is_dir()
 
 
 def has_slos(trace: Trace) -> bool:

@@ -125,3 +125,12 @@ def test_a_public_trace_is_fetched_listed_and_found_by_its_name(
     (tmp_path / "here").mkdir()
     assert cli("trace", *source, "--sha256", sha256, "--out", "here").status == 0
     assert (tmp_path / "here" / "azure_conv_2023.csv").read_bytes() == mirror.read_bytes()
+
+
+def test_a_folder_hides_neither_a_kind_nor_a_public_trace_of_its_name(cli: Cli) -> None:
+    for name in ("sharegpt", "azure_conv_2023"):
+        Path(name).mkdir()
+    said = cli("trace", "show", "sharegpt", "-n", "20")
+    assert said.status == 0, said.complaint
+    assert "Is a directory" not in cli("trace", "show", "azure_conv_2023").complaint
+    assert "the scenarios make up such requests" in cli("judge", "edf", "--trace", "sharegpt").err

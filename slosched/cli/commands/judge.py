@@ -14,11 +14,11 @@ from rich.markup import escape
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.search_options import Jobs
-from slosched.cli.trace_source import read_part
+from slosched.cli.trace_source import is_kind, read_part
 from slosched.core import SloschedError
 from slosched.policy.spec import make_policy, policy_classes
 from slosched.spelling import meant
-from slosched.workload import KINDS, Trace
+from slosched.workload import Trace
 
 if TYPE_CHECKING:
     from slosched.evaluate.capacity import MakePool
@@ -180,7 +180,7 @@ def _scenarios(
 
 
 def _read(source: str) -> Trace:
-    if source in KINDS and not Path(source).exists():
+    if is_kind(source):
         raise ValueError(
             f"--trace {source}: the scenarios make up such requests themselves; name a trace file, "
             "or a public trace that was fetched"

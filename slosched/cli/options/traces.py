@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slosched.cli.options.values import adapters, duration
 from slosched.cli.session_options import SessionOptions
-from slosched.cli.trace_source import has_slos, make_up, note_own_slos, read_part
+from slosched.cli.trace_source import has_slos, is_kind, make_up, note_own_slos, read_part
 from slosched.core import SLO, OnInfeasible
 from slosched.workload import KINDS, Adapters, Priorities, SLORule, Trace, parse_priority
 
@@ -150,7 +149,7 @@ class TraceOptions(SessionOptions):
         With `keeps_slos` it replaces none: a file that has any is left as it is, and a note says
         so.
         """
-        trace = self._made_up(source, seed) if _is_kind(source) else self._read(source, seed)
+        trace = self._made_up(source, seed) if is_kind(source) else self._read(source, seed)
         trace = self.with_closed_loop(trace)
         if self.thin_to is not None:
             trace = trace.thinned_to(self.thin_to, seed)
@@ -190,7 +189,3 @@ class TraceOptions(SessionOptions):
         if self.cv is not None:
             raise ValueError(f"--cv is for made-up arrivals; {source!r} has its own")
         return trace if self.rate is None else trace.scaled_to(self.rate)
-
-
-def _is_kind(source: str) -> bool:
-    return source in KINDS and not Path(source).exists()
