@@ -26,6 +26,8 @@ IntArray = npt.NDArray[np.int64]
 
 LEVEL = 0.95
 NUM_REPLICATES = 2000
+_ROUNDING = 1e-12
+"""More than what sums of shares are off by; a share of 0.9 that was not pooled stays 0.9."""
 
 
 class Interval(NamedTuple):
@@ -77,7 +79,8 @@ def antitonic(values: FloatArray, weights: FloatArray) -> FloatArray:
             )
         best = np.maximum.accumulate(means[..., ::-1], axis=-1)[..., ::-1]
         fitted[..., first:] = np.minimum(fitted[..., first:], best)
-    return fitted
+    is_alone = np.abs(fitted - values) < _ROUNDING
+    return np.where(is_alone, values, fitted)
 
 
 def crossing(rates: FloatArray, attainment: FloatArray, target: float) -> FloatArray:

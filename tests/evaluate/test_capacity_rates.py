@@ -49,6 +49,10 @@ def test_a_target_that_is_never_reached_ends_at_the_lowest_rate(guess: int) -> N
     assert Search(LATTICE, 0.9, guess).bracket(known)[0] is None
 
 
+def test_a_rate_with_just_the_target_reaches_it() -> None:
+    assert Search(LATTICE, 0.9, 5).bracket({0: 1.0, 1: 0.9, 2: 0.5}) == (1, 2)
+
+
 @given(guess=places, seed=st.integers(0, 999))
 def test_a_wavy_curve_is_searched_to_an_end(guess: int, seed: int) -> None:
     noise = np.random.default_rng(seed).uniform(-0.1, 0.1, 400)

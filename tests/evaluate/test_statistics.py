@@ -33,6 +33,11 @@ def test_the_curve_that_never_rises_is_the_least_squares_one(
     assert fitted == pytest.approx(expected, abs=1e-12)
 
 
+def test_what_falls_already_stays_as_it_is_to_the_bit() -> None:
+    values = np.array([1.0, 0.9, 0.5])
+    assert antitonic(values, np.ones(3)).tolist() == values.tolist()
+
+
 def test_many_curves_at_once_are_each_its_own() -> None:
     curves = np.random.default_rng(0).random((50, 7))
     together = antitonic(curves, np.ones_like(curves))
