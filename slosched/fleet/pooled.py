@@ -32,12 +32,12 @@ class PooledReplica(ReplicaView, ABC):
 
     def send(self, request: Request) -> None:
         """Send it a request; only the fleet does this."""
-        self.refuse(request)
-
-    def refuse(self, request: Request) -> None:
-        """Let the scheduler reject a request that is longer than the KV cache."""
         super().send(request)
         self.wake()
+
+    def refuse(self, request: Request) -> None:
+        """Let the scheduler reject a request that fits into no replica, past all queues."""
+        PooledReplica.send(self, request)
 
     def free(self, request: Request) -> None:
         """Give back the KV blocks of a request that is in none of the scheduler's queues."""

@@ -105,9 +105,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, and a step takes
        about as many prompt tokens as decodes free in it.  A decode that lacks a block gets it from
        the one that is furthest ahead (kit/pausing.py), and so do prompts that are due soon, if it
-       is ahead by much more than it takes to compute it anew (kit/lending.py).  If more prompts
-       arrive than decodes make room for, they go by length.  Once half of the cache is filled,
-       prompts that have time are spread over more steps.
+       is ahead by much more than it takes to compute it anew (kit/lending.py), and if nearly all
+       ask for the same TPOT.  If more prompts arrive than decodes make room for, they go by length.
+       Once half of the cache is filled, prompts that have time are spread over more steps.
     7. Best effort, and what is due much later, gives its seats and KV blocks to prompts that lack
        them (kit/make_way.py).  Best effort then waits until there is more room than it needs.
     8. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
@@ -217,9 +217,11 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             batch, model, view, begun, lambda: self.pace_class.of(decodes, model, now_s)
         )
         view = without_rejected(batch, view)
-        has_made_way = prompts and make_way(batch, view, (request for request, _ in prompts))
-        decodes = _staying(decodes, batch) if has_made_way else decodes
-        if lend(batch, view, prompts, decodes) or has_made_way:
+        if prompts:
+            make_way(batch, view, (request for request, _ in prompts))
+            if self._worth.are_promises_alike:
+                lend(batch, view, prompts, decodes)
+        if batch.preempted:
             view = replace(view, running=_staying(view.running, batch))
             begun, decodes = _staying(begun, batch), _staying(decodes, batch)
             prompts = [timed for timed in prompts if not batch.has_left(timed[0])]

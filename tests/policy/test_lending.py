@@ -11,6 +11,7 @@ from views import R, decode, flat_model, view_of
 from slosched.batch import BatchBuilder
 from slosched.core import SLO, DeadlineRule, Limits, Request, RequestStatus
 from slosched.perfmodel import load_model
+from slosched.policy.goodput import Goodput
 from slosched.policy.kit.lending import lend
 from slosched.policy.kit.punctual import by_deadline
 from slosched.policy.spec import make_policy
@@ -33,7 +34,7 @@ def lent(
     view = view_of([*prompts, *running], MODEL, limits=limits, num_blocks=num_blocks)
     batch = BatchBuilder(view)
     timed = by_deadline((r, MODEL.predict_prefill(r.num_uncomputed_tokens)) for r in prompts)
-    assert lend(batch, view, timed, list(running)) == bool(batch.preempted)
+    lend(batch, view, timed, list(running))
     return set(batch.preempted)
 
 
@@ -98,6 +99,26 @@ def test_who_has_lent_gets_blocks_again_before_it_is_due_and_before_new_prompts(
     assert lent([back, prompt(tokens=400)], decodes()) == {"far", "further"}
     back.deadline_s = 1.0
     assert lent([back], decodes()) == set()
+
+
+def test_at_most_eight_decodes_lend_in_one_step() -> None:
+    """Each lends 49 blocks, and each of 15 prompts wants 60, or 900 in all."""
+    running = [decode(f"d{i:02}", 50, slack_ms=9000 + i, tpot_s=0.5) for i in range(20)]
+    prompts = [prompt(f"p{i}", 60, due_s=2 + i, arrival_s=-40.0) for i in range(15)]
+    names = lent(prompts, running, num_blocks=20 * 49)
+    assert len(names) == 8
+    assert names == {f"d{i:02}" for i in range(12, 20)}
+
+
+def test_goodput_lends_only_where_nearly_all_ask_for_the_same_tpot() -> None:
+    def preempted(tpot_s: float) -> set[str]:
+        hasty, other = prompt("hasty", 250), prompt("other", 250)
+        other.slo = replace(other.slo, tpot_s=tpot_s)
+        view = view_of([hasty, other, *decodes()], MODEL, num_blocks=1000)
+        return set(Goodput().schedule(view).preempted)
+
+    assert preempted(0.05) == {"far", "further"}
+    assert preempted(0.1) == set()
 
 
 def test_long_answers_in_a_small_cache_take_turns() -> None:

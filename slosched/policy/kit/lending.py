@@ -35,6 +35,8 @@ _SOON = 0.5
 _MOST_NEEDED = 0.3
 """Share of the cache that decodes may need, each for the share of the time that its TPOT asks for.
 It is small, since steps with prompts last longer than those of decodes alone, and contexts grow."""
+_MOST_LENDING = 8
+"""Decodes after which no more lend their blocks in the same step; it bounds the cost of a step."""
 _TIME_FOR_PROMPTS = 0.5
 """Share of the time beside decodes that prompts may take, those among them that are computed anew.
 The rest is for those that arrive meanwhile."""
@@ -42,7 +44,7 @@ The rest is for those that arrive meanwhile."""
 
 def lend(
     batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Timed], decodes: Sequence[Request]
-) -> bool:
+) -> None:
     """Preempt decodes that are far ahead for `prompts`, sorted by deadline, that lack KV blocks.
 
     Blocks go to preempted requests that are due, and then to new prompts that have used up half of
@@ -51,18 +53,21 @@ def lend(
     time for all prompts together with the decodes that it replaces, and the cache must be large
     enough for all decodes in turns.  As soon as this fails for one, nothing is lent to the others.
 
-    Returns whether any was preempted.  It lends no seats, and nothing under the rule `tbt`, where
-    nobody gets ahead.  Call it before anything is added to the step.  O(n log n).
+    It lends no seats, and nothing under the rule `tbt`, where nobody gets ahead.  Call it before
+    anything is added to the step.  O(n log n).
     """
-    if not decodes or view.limits.deadline_rule is DeadlineRule.TBT or view.swapped:
-        return False
+    if view.limits.deadline_rule is DeadlineRule.TBT or view.swapped or batch.num_free_seqs <= 0:
+        return
     if not lacks_blocks(prompts, batch.num_free_blocks, view):
-        return False
+        return
+    decodes = [request for request in decodes if not batch.has_left(request)]
+    if not decodes:
+        return
     lending = _Lending(batch, view, prompts, decodes)
     for request, alone_s in lending.wanting():
-        if not lending.has_room_for(request, alone_s):
-            break
-    return bool(batch.preempted)
+        is_enough = len(batch.preempted) >= _MOST_LENDING
+        if is_enough or not lending.has_room_for(request, alone_s):
+            return
 
 
 class _Lending:
