@@ -24,8 +24,6 @@ from experiments.inside_vllm.server import Launch, started
 pytestmark = [pytest.mark.e2e, vllm_is_installed]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-TOKENS_NEED_OPTION = find_spec("vllm.entrypoints.scale_out") is not None
-"""Whether this vLLM has `/inference/v1/generate` only where it is asked for; older ones have it."""
 METRIC = re.compile(r"\b(?:vllm:\w+|slosched_\w+_total)")
 SETTINGS = {
     "policy": "edf:drop=expired",
@@ -43,12 +41,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("vllm")
     metrics = folder / "metrics"
     metrics.mkdir()
+    # Older vLLM has `/inference/v1/generate` without being asked for it.
+    tokens_need_option = find_spec("vllm.entrypoints.scale_out") is not None
     options = (
         *("--max-model-len", "4096"),
         *("--scheduler-cls", "slosched.integrations.vllm.SLOScheduler"),
         *("--distributed-executor-backend", "slosched.integrations.vllm.EmulatedExecutor"),
         *("--middleware", "slosched.integrations.vllm.SLOMiddleware"),
-        *(["--enable-scale-out"] if TOKENS_NEED_OPTION else []),
+        *(["--enable-scale-out"] if tokens_need_option else []),
     )
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
     with started(Launch(smollm2(), options, SETTINGS, environment), folder / "log.txt") as server:
