@@ -83,8 +83,7 @@ def with_way_made(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
     """Preempt as `make_way` does, for all prompts by deadline; return the view without these."""
     if not view.waiting or not _patient(view):  # Do not sort a thousand prompts for nothing.
         return view
-    prompts = sorted(_prompts(view), key=attrgetter("deadline_s"))
-    if not make_way(batch, view, prompts):
+    if not make_way(batch, view, _prompts(view)):
         return view
     return replace(view, running=tuple([r for r in view.running if not batch.has_left(r)]))
 
@@ -97,14 +96,13 @@ def has_to_make_way(
 ) -> bool:
     """Tell whether `make_way` may preempt a request, which may be one of `decodes` beside the view.
 
-    `prompts` are those that may start and those that have begun.  Default: all in the view.
+    `prompts` are those that may start and those that have begun, in the order in which `make_way`
+    gets them.  Default: all in the view, by deadline.
     """
-    if not view.waiting:
-        return False
+    if not view.waiting or not may_make_way(batch, decodes, view, _longest_s(view)):
+        return False  # Nearly always, before a thousand prompts are sorted or counted.
     starting, begun = _starting(_prompts(view) if prompts is None else prompts, view)
-    if _have_room(batch, starting, begun):
-        return False
-    return may_make_way(batch, decodes, view, _longest_s(view))
+    return not _have_room(batch, starting, begun)
 
 
 def may_make_way(
@@ -135,8 +133,10 @@ def _is_eased(request: Request) -> bool:
     return request.asked_slo is not None
 
 
-def _prompts(view: SchedulerView) -> Iterable[Request]:
-    return chain([r for r in view.running if not r.is_decode], view.waiting)
+def _prompts(view: SchedulerView) -> list[Request]:
+    """Return the prompts that have begun and those that wait, by deadline."""
+    begun = [request for request in view.running if not request.is_decode]
+    return sorted(chain(begun, view.waiting), key=attrgetter("deadline_s"))
 
 
 def _is_made(
