@@ -53,6 +53,7 @@ PUBLISHED |= {*WRAPPED, *COSTLIER}
 """Policies of other authors: some of them look at every decode and every waiting prompt."""
 MAX_PUBLISHED_MEDIAN_S = 2e-3
 MODEL = make_model()  # shared: it caches the predicted prefill time of each prompt
+RULE = DeadlineRule.TBT  # no decode is ahead of its pace, so all are scheduled
 
 
 def busy_scheduler(policy: Policy) -> tuple[Scheduler, float]:
@@ -60,7 +61,7 @@ def busy_scheduler(policy: Policy) -> tuple[Scheduler, float]:
     limits = Limits(
         max_num_batched_tokens=2048,
         max_num_seqs=NUM_RUNNING + 64,
-        deadline_rule=DeadlineRule.TBT,  # no decode is ahead of its pace, so all are scheduled
+        deadline_rule=RULE,
     )
     kv = KVCache(num_blocks=40_000, block_size=16)
     scheduler = Scheduler(POLICIES["fcfs"](), kv, limits, MODEL)
@@ -122,7 +123,7 @@ def test_a_quote_takes_less_than_a_fifth_of_a_millisecond(name: str) -> None:
     door = Door(make_policy(name), refuse=Refuse.NOTHING)
     scheduler, now_s = busy_scheduler(door)
     for waiting in scheduler.queues.waiting.values():
-        assert door.judge(waiting, MODEL) is None
+        assert door.judge(waiting, MODEL, RULE) is None
     door.schedule(scheduler.view(now_s))
     new = request("new", 500, now_s)
     assert is_below(MAX_QUOTE_S, partial(median_s, partial(door.quote, new, MODEL)))
@@ -134,11 +135,13 @@ def test_a_door_judges_in_less_than_a_millisecond() -> None:
     door = Door(make_policy("goodput"), refuse=Refuse.NOTHING, busy_level=busy_level)
     scheduler, now_s = busy_scheduler(door)
     for waiting in scheduler.queues.waiting.values():
-        assert door.judge(waiting, MODEL) is None
+        assert door.judge(waiting, MODEL, RULE) is None
     door.schedule(scheduler.view(now_s))
     door.refuse = Refuse.LATE
-    assert door.would_refuse(new := request("new", 102, now_s), MODEL) is None
-    assert is_below(MAX_JUDGE_S, partial(undisturbed_s, partial(door.would_refuse, new, MODEL)))
+    assert door.would_refuse(new := request("new", 102, now_s), MODEL, RULE) is None
+    assert is_below(
+        MAX_JUDGE_S, partial(undisturbed_s, partial(door.would_refuse, new, MODEL, RULE))
+    )
 
 
 @pytest.mark.parametrize("name", ["edf", "goodput"])

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from slosched.core import NO_SLO, SLO, EndReason, LatencyModel, Policy, Refusal, Request
+from slosched.core import (
+    NO_SLO,
+    SLO,
+    DeadlineRule,
+    EndReason,
+    LatencyModel,
+    Policy,
+    Refusal,
+    Request,
+)
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.perfmodel import FittedModel, load_model
 from slosched.policy import Door
@@ -76,9 +85,9 @@ class NotingDoor(Door):
         super().reset()
         self.ttft_s: dict[str, dict[float, float]] = {}
 
-    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
+    def judge(self, request: Request, model: LatencyModel, rule: DeadlineRule) -> Refusal | None:
         self.ttft_s[request.request_id] = dict(self.quote(request, model).ttft_s)
-        return super().judge(request, model)
+        return super().judge(request, model, rule)
 
 
 class LettingIn(Door):
@@ -95,8 +104,8 @@ class LettingIn(Door):
         self.promised: dict[str, SLO] = {}
         """The SLOs that those let in had asked for, by request id."""
 
-    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
-        refusal = super().judge(request, model)
+    def judge(self, request: Request, model: LatencyModel, rule: DeadlineRule) -> Refusal | None:
+        refusal = super().judge(request, model, rule)
         if refusal is None or refusal.reason is not EndReason.OVERLOAD or not self._draws(request):
             return refusal
         self.promised[request.request_id] = request.slo
@@ -113,8 +122,8 @@ class LettingIn(Door):
 class LettingInAlike(LettingIn):
     """A door that lets in a random share of those whom it refuses, like all others."""
 
-    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
-        refusal = super().judge(request, model)
+    def judge(self, request: Request, model: LatencyModel, rule: DeadlineRule) -> Refusal | None:
+        refusal = super().judge(request, model, rule)
         if request.request_id in self.promised:
             request.slo = self.promised[request.request_id]
         return refusal

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 from slosched.core.plan import Policy
-from slosched.core.request import EndReason, Request
+from slosched.core.request import DeadlineRule, EndReason, Request
 from slosched.core.shape import LatencyModel
 
 
@@ -30,8 +30,10 @@ class Doorkeeper(Policy):
     """
 
     @abstractmethod
-    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
+    def judge(self, request: Request, model: LatencyModel, rule: DeadlineRule) -> Refusal | None:
         """Return why a new request is refused, or None to let it wait.
+
+        `rule` is the one by which requests are judged to be in time.
 
         It is asked once for each request.  Another thread may ask while a step is planned.
         """

@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import takewhile
 
 from slosched.core import (
+    DeadlineRule,
     DecodeGroup,
     Doorkeeper,
     EndReason,
@@ -48,7 +49,8 @@ class Door(Wrapper, Doorkeeper):
 
     1. A TTFT below the time of its own prefill alone on the device, or a TPOT below a step of its
        second token alone, cannot be kept: it is refused as `unkeepable`.  With several answers to
-       one prompt it is the step of all second tokens.
+       one prompt it is the step of all second tokens.  Under the rule `envelope` that step has what
+       is left of the TTFT as well.
     2. Several answers to one prompt that would take most of the time of decodes, so that prompts
        and other decodes are late, are refused as `overload` (kit/crowd.py).
     3. The chance that its first token comes in time is less than `level`, or than what `most_late`
@@ -105,21 +107,23 @@ class Door(Wrapper, Doorkeeper):
         expected = self._quoter.find(request_id)
         return None if expected is None else expected.quote.ttft_s[0.5]
 
-    def would_refuse(self, request: Request, model: LatencyModel) -> EndReason | None:
+    def would_refuse(
+        self, request: Request, model: LatencyModel, rule: DeadlineRule
+    ) -> EndReason | None:
         """Return why a request would be refused if it arrived now; any thread may ask."""
-        refusal = self._refusal(self._quoter.expect(request, model), model)
+        refusal = self._refusal(self._quoter.expect(request, model), model, rule)
         return None if refusal is None else refusal.reason
 
     def retry_after_s(self, request: Request, model: LatencyModel) -> float:
         """Return the seconds after which a request that is rejected now should come again."""
         return self._returns.wait_s(self._quoter.expect(request, model))
 
-    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
+    def judge(self, request: Request, model: LatencyModel, rule: DeadlineRule) -> Refusal | None:
         expected = self._quoter.expect(request, model)
         is_kept = request.on_infeasible is not OnInfeasible.REJECT
         # Several answers to one prompt that are served all the same get an eased SLO at once.
         is_welcome = request.on_infeasible is OnInfeasible.SERVE and request.group is None
-        refusal = None if is_welcome else self._refusal(expected, model)
+        refusal = None if is_welcome else self._refusal(expected, model, rule)
         if refusal is not None and is_kept:
             expected.due_s = math.inf  # it goes behind all others
         if refusal is None or is_kept:
@@ -172,7 +176,7 @@ class Door(Wrapper, Doorkeeper):
         new = self._new(view)
         new, self._unjudged = new[:MAX_JUDGED], new[MAX_JUDGED:]
         for request in new:
-            refusal = self.judge(request, model)
+            refusal = self.judge(request, model, view.limits.deadline_rule)
             if refusal is not None:
                 self._refused[request.request_id] = refusal
         if not self._refused:
@@ -184,7 +188,9 @@ class Door(Wrapper, Doorkeeper):
         """Return the waiting requests that were not judged yet; they have arrived last."""
         return list(takewhile(self.is_new, latest_first(view.waiting)))[::-1]
 
-    def _refusal(self, expected: Expected, model: LatencyModel) -> Refusal | None:
+    def _refusal(
+        self, expected: Expected, model: LatencyModel, rule: DeadlineRule
+    ) -> Refusal | None:
         """Return why the request is refused, without a time to come again."""
         request, slo = expected.request, expected.request.slo
         if self.refuse is Refuse.NOTHING:
@@ -192,7 +198,9 @@ class Door(Wrapper, Doorkeeper):
         unkeepable = EndReason.UNKEEPABLE
         if (alone_s := request.server_s + expected.work.alone_s) > slo.ttft_s:
             return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
-        if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
+        spare_s = slo.ttft_s - alone_s if rule is DeadlineRule.ENVELOPE else 0.0
+        tpot_s = slo.tpot_s + spare_s
+        if request.max_tokens > 1 and (step_s := decode_s(request, model)) > tpot_s:
             return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)
         if self.refuse is not Refuse.LATE:
             return None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from slosched.core import EndReason, LatencyModel, OnInfeasible, Request
+from slosched.core import DeadlineRule, EndReason, LatencyModel, OnInfeasible, Request
 from slosched.policy.door import Door
 from slosched.policy.kit.quote import Quote, decode_s
 from slosched.policy.kit.work import prompt_work
@@ -34,12 +34,12 @@ class Occupancy(NamedTuple):
     """The share of its KV blocks that is in use."""
 
 
-def offer_of(door: Door, request: Request, model: LatencyModel) -> Offer:
+def offer_of(door: Door, request: Request, model: LatencyModel, rule: DeadlineRule) -> Offer:
     """Return what a request would be promised if it came now; any thread may ask."""
     return Offer(
         request,
         door.quote(request, model),
-        door.would_refuse(request, model),
+        door.would_refuse(request, model, rule),
         request.server_s + prompt_work(request, model).alone_s,
         decode_s(request, model),
     )

@@ -111,7 +111,7 @@ class Scheduler:
         policy, model = self.policy, self.latency_model
         if not isinstance(policy, Doorkeeper) or model is None or self.kv.caches_prefixes:
             return None
-        return policy.judge(request, model)
+        return policy.judge(request, model, self.limits.deadline_rule)
 
     def queue(self, request: Request, refusal: Refusal | None = None) -> None:
         """Queue a new request that was judged, or reject it at once.

@@ -36,8 +36,9 @@ from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Proportional, Trace, TraceRequest, synthesize
 
 
-def scheduler(refuse: Refuse = Refuse.LATE) -> Scheduler:
-    return make_scheduler(Door(FCFS(), refuse=refuse), num_blocks=10_000, model=FLAT)
+def scheduler(refuse: Refuse = Refuse.LATE, limits: Limits | None = None) -> Scheduler:
+    door = Door(FCFS(), refuse=refuse)
+    return make_scheduler(door, num_blocks=10_000, limits=limits, model=FLAT)
 
 
 def arrived(
@@ -66,6 +67,16 @@ def test_what_not_even_an_empty_device_could_keep_is_refused_on_arrival(
         assert (request.end_reason, request.end_s) == (EndReason.UNKEEPABLE, request.arrival_s)
         assert refusal.expected_s > refusal.promised_s
         assert refusal.retry_after_s is None
+
+
+@pytest.mark.parametrize(("ttft_s", "promise"), [(1.0, None), (0.011, "TPOT")])
+def test_under_envelope_what_is_left_of_the_ttft_makes_up_for_a_tpot(
+    ttft_s: float, promise: str | None
+) -> None:
+    """The prompt takes 10 ms and a decode more than 5 ms: its TPOT of 3 ms lacks 2."""
+    replica = scheduler(Refuse.UNKEEPABLE, Limits(deadline_rule=DeadlineRule.ENVELOPE))
+    refusal = replica.judge(arrived(ttft_s=ttft_s, tpot_s=0.003))
+    assert (refusal and refusal.promise) == promise
 
 
 def test_who_is_served_though_late_still_stands_before_those_that_come_later() -> None:
@@ -238,9 +249,9 @@ def test_what_a_turn_of_floors_computes_is_done_for_a_door_that_does_not_see_the
 def test_with_a_prefix_cache_it_is_judged_when_its_cached_tokens_are_known() -> None:
     """Of 1,000 tokens 900 are cached; the rest takes 10 ms."""
     request = arrived(tokens=1000, ttft_s=0.02)
-    assert Door(FCFS()).judge(request, FLAT) is not None
+    assert Door(FCFS()).judge(request, FLAT, DeadlineRule.MEAN_TPOT) is not None
     request.num_computed_tokens = 900
-    assert Door(FCFS()).judge(request, FLAT) is None
+    assert Door(FCFS()).judge(request, FLAT, DeadlineRule.MEAN_TPOT) is None
 
 
 @pytest.mark.parametrize("level", ["-0.1", "1", "20"])

@@ -11,6 +11,7 @@ from slosched.core import (
     NO_SLO,
     SLO,
     BatchShape,
+    DeadlineRule,
     EndReason,
     LatencyModel,
     PromptOrder,
@@ -238,9 +239,9 @@ class Noting(Door):
         super().reset()
         self.quoted_s: dict[str, float] = {}
 
-    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
+    def judge(self, request: Request, model: LatencyModel, rule: DeadlineRule) -> Refusal | None:
         self.quoted_s[request.request_id] = self.quote(request, model).ttft_s[0.9]
-        return super().judge(request, model)
+        return super().judge(request, model, rule)
 
 
 def share_below(spec: str, kind: str, device: str, rate: float, num_requests: int) -> float:

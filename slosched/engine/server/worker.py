@@ -192,7 +192,7 @@ class EngineWorker:
     def quote(self, request: Request) -> Offer:
         """Return what a request would be promised now; raise NoQuoteError without a door."""
         door, model = self._door()
-        return offer_of(door, request, model)
+        return offer_of(door, request, model, self.scheduler.limits.deadline_rule)
 
     def retry_after_s(self, request: Request) -> float | None:
         """Return when a rejected request should come again; None if the policy has no door."""

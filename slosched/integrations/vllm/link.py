@@ -43,7 +43,14 @@ class Link(ABC):
         per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
         promises = settings.make_promises()
         default, on_infeasible = promises.of(None), promises.when_infeasible(None)
-        self._teller = Teller(self._model, names[0], default, on_infeasible, per_request_s)
+        self._teller = Teller(
+            self._model,
+            names[0],
+            default,
+            on_infeasible,
+            per_request_s,
+            settings.deadline_rule,
+        )
         self._mirror = Mirror(host, self._kv, promises, self._limits, per_request_s)
         self._steps = StepTimes(self._model, record)
         self.caps = Caps()

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from slosched.core import SLO, LatencyModel, OnInfeasible, Policy, Request
+from slosched.core import SLO, DeadlineRule, LatencyModel, OnInfeasible, Policy, Request
 from slosched.policy.door import Door
 from slosched.policy.offer import Occupancy, offer_of, quotes_document
 from slosched.workload.http_quote import PROMPT_FIELD, asked_lengths
@@ -34,6 +34,7 @@ class Teller(NamedTuple):
     on_infeasible: OnInfeasible
     """What becomes of requests that do not say it, if their SLO cannot be kept."""
     per_request_s: float
+    deadline_rule: DeadlineRule
 
     def quotes(
         self, door: Policy | None, lengths_tokens: Sequence[int], occupancy: Occupancy
@@ -47,7 +48,7 @@ class Teller(NamedTuple):
             Request("quote", now_s, n, 2, self.promised, server_s=self.per_request_s)
             for n in lengths_tokens
         ]
-        offers = [offer_of(door, request, model) for request in requests]
+        offers = [offer_of(door, request, model, self.deadline_rule) for request in requests]
         return quotes_document(offers, self.model_name, occupancy, self.on_infeasible)
 
 
