@@ -18,6 +18,7 @@ from slosched.fleet.router import IntArray, Router
 from slosched.fleet.simulate import seed_of
 from slosched.fleet.view import ReplicaKind
 from slosched.metrics.rows import RequestRows
+from slosched.simulator.frames import with_room_for_frames
 from slosched.simulator.simulate import SimulatedReplica, output_limit
 from slosched.workload.long_trace import LongTrace
 
@@ -35,6 +36,7 @@ class ApartFleet:
     """The most output tokens of a request of the whole trace."""
     seed: int = 0
 
+    @with_room_for_frames
     def play(self, index: int, trace: LongTrace) -> RequestRows:
         """Return a row for each request of `trace`, all of which are sent to one replica."""
         kind = self.replicas[index]

@@ -16,6 +16,7 @@ from slosched.fleet.scaling import Decisions, Lease, OnLease, Scaling
 from slosched.fleet.spec import make_scaler
 from slosched.fleet.view import ReplicaKind, ReplicaView
 from slosched.simulator.closed_loop import Turns, in_order, run_some
+from slosched.simulator.frames import with_room_for_frames
 from slosched.simulator.grouped import OnRow
 from slosched.simulator.simulate import SimulatedReplica, make_requests
 from slosched.simulator.simulated import VirtualClock
@@ -69,6 +70,7 @@ class FleetConfig:
             back_s[failure.index] = failure.at_s + self.startup_s
 
 
+@with_room_for_frames
 def simulate_fleet(
     trace: Trace,
     policy: Policy,

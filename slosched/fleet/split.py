@@ -16,6 +16,7 @@ from slosched.fleet.timeline import Timeline
 from slosched.fleet.transfer import KVTransfer, Links, Transfer
 from slosched.fleet.view import ReplicaKind
 from slosched.kv import NO_PREFIX_HOST, Eviction, PrefixCaching
+from slosched.simulator.frames import with_room_for_frames
 from slosched.simulator.grouped import OnRow
 from slosched.simulator.simulate import SimulatedReplica, make_requests
 from slosched.workload.trace import Trace
@@ -97,6 +98,7 @@ class SplitFleet:
         for router in routers:
             router.reset()
 
+    @with_room_for_frames
     def play(self) -> list[Request]:
         """Return the requests in order of arrival, all ended."""
         requests = make_requests(self._trace, self._least_kv_tokens)

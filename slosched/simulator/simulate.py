@@ -18,6 +18,7 @@ from slosched.simulator.clients import Clients, WatchedByClients
 from slosched.simulator.closed_loop import Turns, in_order, play
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.drafts import AcceptedDrafts, SimulatedDrafts
+from slosched.simulator.frames import with_room_for_frames
 from slosched.simulator.grouped import GroupedSteps, OnRow
 from slosched.simulator.known_returns import known_returns
 from slosched.simulator.open_loop import OpenLoop
@@ -71,6 +72,7 @@ class SimulationConfig:
         return self.num_blocks * self.block_size
 
 
+@with_room_for_frames
 def simulate(
     trace: Trace,
     policy: Policy,
