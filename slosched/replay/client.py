@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from slosched.core import NO_SLO, SLO, EndReason, OnInfeasible, RequestStatus, SloschedError
+from slosched.engine.server.connection import raise_descriptor_limit
 from slosched.metrics import RequestRecord
 from slosched.replay.keys import KEY_STATUSES, key_headers, why_no_key
 from slosched.replay.prompts import PLAIN_IDS, plain_prompt
@@ -120,6 +121,7 @@ async def replay_async(
 ) -> ReplayReport:
     """Do what `replay` does, inside a running event loop."""
     options = options or ReplayOptions()
+    raise_descriptor_limit()  # each request being served has a connection of its own
     if several := next((r for r in trace.requests if r.n > 1), None):
         raise ReplayError(
             f"request {several.request_id!r} of the trace wants {several.n} answers (n), and a "

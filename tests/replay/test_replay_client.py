@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
 import time
@@ -132,6 +134,24 @@ def test_it_is_open_loop() -> None:
         assert num_seen == 20, "all of them came during the pause"
         assert report.records[0].token_times_s[0] > trace.requests[-1].arrival_s
         assert {r.status for r in report.records} == {RequestStatus.FINISHED}
+
+
+def test_more_requests_than_a_process_may_have_files_at_first_reach_the_server() -> None:
+    """Those beyond 1,024 at once counted as failures of the server."""
+    trace = make_trace(100, gap_s=0.001)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with live() as server:
+        server.device.gate.clear()
+        opener = threading.Timer(1.0, server.device.gate.set)
+        opener.start()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 40, hard))
+        try:
+            report = replay(trace, server.url, NO_WARMUP)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        opener.join()
+    assert not report.errors
+    assert {r.status for r in report.records} == {RequestStatus.FINISHED}
 
 
 def test_late_sends_are_counted_and_count_against_the_server() -> None:
