@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -38,6 +40,9 @@ _LAST_PLAIN_ID = 10_000
 """The end of the plain ids: special tokens are at the beginning or the end of a vocabulary."""
 _TOO_MANY = ("too_many_requests", "too_many_connections")
 """Codes of our server for requests that it does not let in beside those that it has."""
+_TOO_LONG = re.compile("context[ _]length|context size|model length")
+"""What servers say of a request that their model is too short for: ours (in the code of the error),
+vLLM and SGLang, llama.cpp, and vLLM again (in its message)."""
 
 OnRecord = Callable[[RequestRecord], None]
 
@@ -232,7 +237,7 @@ async def _warm_up(target: _Target, trace: Trace, options: ReplayOptions) -> Non
                 f"{target.url} failed on a warm-up request: {_describe(error)}"
             ) from error
         # A prompt that is too long or too slow belongs to the trace and will be recorded.
-        if response.status not in (200, 429) and "context_length_exceeded" not in answer:
+        if response.status not in (200, 429) and not _is_too_long(response.status, answer):
             raise ReplayError(
                 f"{target.url} refused a warm-up request with HTTP {response.status}: {answer:.300}"
             )
@@ -374,9 +379,13 @@ def _refusal(status: int, answer: bytes) -> _End:
     if status == 503:
         default = EndReason.QUEUE_FULL if code in _TOO_MANY else EndReason.SHUTDOWN
         return _End(RequestStatus.REJECTED, _reason(error, default))
-    if code == "context_length_exceeded":
+    if _is_too_long(status, f"{code} {message}"):
         return _End(RequestStatus.REJECTED, EndReason.TOO_LONG)
     return _lost(f"HTTP {status}: {message:.100}", _reason(error, EndReason.FAULT))
+
+
+def _is_too_long(status: int, answer: str) -> bool:
+    return status == HTTPStatus.BAD_REQUEST and _TOO_LONG.search(answer) is not None
 
 
 def _failure(error: Mapping[str, object]) -> _End:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
@@ -287,7 +288,10 @@ TOTAL = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
 
 @contextmanager
 def scripted_server(
-    answer: bytes, content_type: bytes = b"text/event-stream", models: bytes = MODELS
+    answer: bytes,
+    content_type: bytes = b"text/event-stream",
+    models: bytes = MODELS,
+    status: bytes = b"200 OK",
 ) -> Iterator[str]:
     """Run a server that answers every POST with the same bytes and closes the connection."""
 
@@ -304,10 +308,10 @@ def scripted_server(
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
                 lines.read(length)
-                kind, body = (b"application/json", models) if is_get else (content_type, answer)
+                post = (status, content_type, answer)
                 connection.sendall(
-                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: %b\r\n\r\n%b"
-                    % (kind, body)
+                    b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-type: %b\r\n\r\n%b"
+                    % ((b"200 OK", b"application/json", models) if is_get else post)
                 )
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -345,6 +349,25 @@ def test_other_servers_and_broken_streams(
     [record] = report.records
     assert (record.status, record.num_output_tokens) == (status, num_tokens)
     assert [error in message for message in report.errors] == ([True] if error else [])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 8 tokens. However, your prompt contains 9 input "
+        "tokens, which exceeds this limit even without any output tokens.",
+        "The decoder prompt (length 9) is longer than the maximum model length of 8.",
+        "The input (9 tokens) is longer than the model's context length (8 tokens).",
+        "request (9 tokens) exceeds the available context size (8 tokens), try increasing it",
+    ],
+)
+def test_a_prompt_that_is_too_long_for_another_server_is_rejected_as_by_ours(message: str) -> None:
+    """Only our own code was known: one among the first requests of a trace kept it from starting."""
+    answer = json.dumps({"error": {"message": message, "code": 400}}).encode()
+    with scripted_server(answer, b"application/json", status=b"400 Bad Request") as url:
+        report = replay(make_trace(2), url)
+    assert {r.end_reason for r in report.records} == {EndReason.TOO_LONG}
+    assert not report.errors
 
 
 def test_a_server_without_models_is_said_to_have_none() -> None:
