@@ -27,7 +27,12 @@ from slosched.engine.server.connection import raise_descriptor_limit
 from slosched.metrics import RequestRecord
 from slosched.replay.keys import KEY_STATUSES, key_headers, why_no_key
 from slosched.replay.prompts import PLAIN_IDS, plain_prompt
-from slosched.workload.http_slo import BEST_EFFORT_HEADER, ON_INFEASIBLE_FIELD, slo_headers
+from slosched.workload.http_slo import (
+    BEST_EFFORT_HEADER,
+    ON_INFEASIBLE_FIELD,
+    REJECTED,
+    slo_headers,
+)
 from slosched.workload.trace import Trace, TraceRequest
 
 _LEAD_S = 0.05
@@ -40,6 +45,8 @@ _LAST_PLAIN_ID = 10_000
 """The end of the plain ids: special tokens are at the beginning or the end of a vocabulary."""
 _TOO_MANY = ("too_many_requests", "too_many_connections")
 """Codes of our server for requests that it does not let in beside those that it has."""
+_NOT_FINISHED = ("abort", "error")
+"""Values of `finish_reason` by which vLLM and SGLang say that they gave a request up."""
 _TOO_LONG = re.compile("context[ _]length|context size|model length")
 """What servers say of a request that their model is too short for: ours (in the code of the error),
 vLLM and SGLang, llama.cpp, and vLLM again (in its message)."""
@@ -330,8 +337,8 @@ class _Run:
             new = _num_tokens(event, len(times_s)) - len(times_s)
             times_s.extend([self._now_s() - self._start_s] * new)
             for choice in event["choices"]:
-                if (reason := choice.get("finish_reason")) is not None:
-                    end = _End(RequestStatus.FINISHED, _finish_reason(reason))
+                if choice.get("finish_reason") is not None:
+                    end = _end_of(choice)
         return end
 
     def _record(
@@ -403,8 +410,16 @@ def _reason(error: Mapping[str, object], default: EndReason) -> EndReason:
     return EndReason(reason) if isinstance(reason, str) and reason in set(EndReason) else default
 
 
-def _finish_reason(reason: str) -> EndReason:
-    return EndReason.LENGTH if reason == "length" else EndReason.STOP
+def _end_of(choice: Mapping[str, Any]) -> _End:
+    """Return the end of a request of whose answer this is the last piece."""
+    reason, why = choice["finish_reason"], str(choice.get("stop_reason"))
+    if reason not in _NOT_FINISHED:
+        is_whole = reason == "length"
+        return _End(RequestStatus.FINISHED, EndReason.LENGTH if is_whole else EndReason.STOP)
+    if why.startswith(REJECTED):
+        error = {"reason": re.split("[:;]", why)[1]}
+        return _End(RequestStatus.REJECTED, _reason(error, EndReason.INFEASIBLE))
+    return _lost(f"the server ended it: {reason}")
 
 
 def _describe(error: BaseException) -> str:

@@ -37,6 +37,9 @@ BEST_EFFORT_HEADER = "x-slo-best-effort"
 """The header of an answer that had to do without its SLO."""
 ON_INFEASIBLE_FIELD = "on_infeasible"
 """The field with which a client says what is to become of a request whose SLO cannot be kept."""
+REJECTED = "slo_rejected"
+"""The start of the `stop_reason` of a request that a policy in vLLM rejected, before the reason;
+our middleware answers with HTTP 429 if no token has come."""
 TIER_FIELD = "service_tier"
 """OpenAI's field with the tier of a request."""
 TIER_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import socket
@@ -26,7 +27,7 @@ from slosched.core import (
     OnInfeasible,
     RequestStatus,
 )
-from slosched.metrics import RequestRecord, summarize
+from slosched.metrics import RequestRecord, is_good, summarize
 from slosched.policy import FCFS
 from slosched.policy.kit.drop import Drop
 from slosched.replay.client import ReplayError, ReplayOptions, replay
@@ -349,6 +350,35 @@ def test_other_servers_and_broken_streams(
     [record] = report.records
     assert (record.status, record.num_output_tokens) == (status, num_tokens)
     assert [error in message for message in report.errors] == ([True] if error else [])
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        (b'"finish_reason": "abort"', (RequestStatus.ABORTED, EndReason.FAULT)),
+        (
+            b'"finish_reason": "error", "stop_reason": null',
+            (RequestStatus.ABORTED, EndReason.FAULT),
+        ),
+        (
+            b'"finish_reason": "abort", "stop_reason": "slo_rejected:expired;retry_after_ms=1000"',
+            (RequestStatus.REJECTED, EndReason.EXPIRED),
+        ),
+    ],
+)
+def test_what_a_server_gives_up_in_the_midst_has_not_finished(
+    last: bytes, end: tuple[RequestStatus, EndReason]
+) -> None:
+    """With its first token in time, and no other promise, such a request counted as good."""
+    trace = Trace.of([TraceRequest("a", 0.0, 5, 9, SLO(60.0, math.inf))], "one")
+    usage = b'"usage": {"completion_tokens": 1}'
+    piece = b'data: {"choices": [{"text": "", %b}], %b}\n\n' % (last, usage)
+    with scripted_server(FIRST_TOKEN + piece + b"data: [DONE]\n\n") as url:
+        report = replay(trace, url, NO_WARMUP)
+    [record] = report.records
+    assert ((record.status, record.end_reason), record.num_output_tokens) == (end, 1)
+    assert [*report.errors.values()] == [1] * (end[0] is RequestStatus.ABORTED)
+    assert not is_good(record, DeadlineRule.MEAN_TPOT)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ from vllm.v1.engine.core import EngineCore
 
 from slosched.core import EndReason, OnInfeasible, RequestStatus, SloschedError
 from slosched.integrations.vllm.executor import EmulatedExecutor
-from slosched.integrations.vllm.slo import INVALID, REJECTED
+from slosched.integrations.vllm.slo import INVALID
 from slosched.metrics import RequestRecord
 from slosched.replay.prompts import plain_prompt
-from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES
+from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES, REJECTED
 from slosched.workload.trace import Trace, TraceRequest
 
 _YIELD_S = 0.001

@@ -20,7 +20,6 @@ from slosched.integrations.vllm.quotes import answer_of
 from slosched.integrations.vllm.settings import SECTION
 from slosched.integrations.vllm.slo import (
     INVALID,
-    REJECTED,
     TENANT_FIELD,
     TIER_FIELD,
     BadPromiseError,
@@ -30,7 +29,7 @@ from slosched.integrations.vllm.slo import (
 )
 from slosched.integrations.vllm.tenants import Tenants, read_tenants, tenant_of
 from slosched.workload.http_quote import QUOTE_PATH
-from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES
+from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES, REJECTED
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -12,13 +12,12 @@ from slosched.integrations.vllm.tenants import Tenants
 from slosched.workload import seconds_of_ms
 from slosched.workload.http_slo import (
     ON_INFEASIBLE_FIELD,
+    REJECTED,
     PromiseNames,
     asked_slo,
     unknown_promise,
 )
 
-REJECTED = "slo_rejected"
-"""The start of a rejected request's `stop_reason`; the middleware answers with HTTP 429."""
 INVALID = "slo_invalid"
 """The start of the `stop_reason` if the request's SLO cannot be read (HTTP 400)."""
 
