@@ -334,8 +334,9 @@ class _Run:
             event = json.loads(data)
             if "error" in event:
                 return _failure(event["error"])
-            new = _num_tokens(event, len(times_s)) - len(times_s)
-            times_s.extend([self._now_s() - self._start_s] * new)
+            num_tokens = _num_tokens(event, len(times_s))
+            times_s.extend([self._now_s() - self._start_s] * (num_tokens - len(times_s)))
+            del times_s[num_tokens:]
             for choice in event["choices"]:
                 if choice.get("finish_reason") is not None:
                     end = _end_of(choice)
@@ -367,11 +368,13 @@ class _Run:
 def _num_tokens(event: Mapping[str, Any], num_before: int) -> int:
     """Return the tokens so far as the server counts them; else each choice counts as a token.
 
-    The last event of some servers has a count and nothing else.
+    The last event of some servers has a count and nothing else.  It may be lower than the number of
+    choices, where the one with the reason of the end has no token.
     """
     usage = event.get("usage")
-    told = num_before + len(event["choices"]) if usage is None else usage["completion_tokens"]
-    return max(num_before, int(told))
+    if usage is None:
+        return num_before + len(event["choices"])
+    return int(usage["completion_tokens"]) or num_before
 
 
 def _refusal(status: int, answer: bytes) -> _End:

@@ -280,6 +280,7 @@ def test_a_server_of_another_kind_is_not_said_to_be_absent() -> None:
 MODELS = b'{"data": [{"id": "m"}]}'
 FIRST_TOKEN = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
 LAST_TOKEN = b'data: {"choices": [{"text": "b", "finish_reason": "length"}]}\n\n'
+NO_TOKEN = b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n'
 JOINED_TOKENS = (
     b'data: {"choices": [{"text": "ab", "finish_reason": "length"}], '
     b'"usage": {"completion_tokens": 2}}\n\n'
@@ -332,6 +333,7 @@ def scripted_server(
         (b": comment\n\n" + FIRST_TOKEN + LAST_TOKEN, "finished", 2, None),
         (JOINED_TOKENS + b"data: [DONE]\n\n", "finished", 2, None),
         (LAST_TOKEN + TOTAL + b"data: [DONE]\n\n", "finished", 2, None),
+        (2 * FIRST_TOKEN + NO_TOKEN + TOTAL + b"data: [DONE]\n\n", "finished", 2, None),
         (LAST_TOKEN + b"data: [DONE]\n\n", "finished", 1, "another number of tokens"),
         (FIRST_TOKEN, "aborted", 1, "stream ended"),
         (FIRST_TOKEN + b"data: [DONE]\n\n", "aborted", 1, "stream ended"),
