@@ -21,6 +21,8 @@ from slosched.workload import Trace, synthesize
 SLOW = make_model(0, 0, 0, 0, 0, 0, constant_s=0.01)
 """A device that takes 10 ms for each step, whatever it holds."""
 AMPLE = Effort(time_limit_s=120.0, max_requests=10_000)
+FEW = replace(AMPLE, max_requests=20)
+"""Enough for one trial of 16 requests, and for the probes around it."""
 PLAN = Plan(targets=(0.9,), precision=0.5)
 
 
@@ -52,7 +54,7 @@ def test_it_brackets_the_rate_that_the_server_keeps() -> None:
 
 def test_it_begins_no_trial_beyond_its_limits() -> None:
     with live(device_model=SLOW) as server:
-        few = search(server.url, replace(AMPLE, max_requests=20))
+        few = search(server.url, FEW)
         few.run(lambda _done, _left: None)
         short = search(server.url, replace(AMPLE, time_limit_s=1e-3))
         short.run(lambda _done, _left: None)
@@ -66,6 +68,17 @@ def test_each_trial_has_prompts_of_its_own() -> None:
         found = search(server.url, replace(AMPLE, max_requests=40))
         found.run(lambda _done, _left: None)
     assert found._num_replays == len(found.trials) * 2 + 3, "a probe after each, three at first"
+
+
+def test_requests_that_share_prefixes_can_be_sent() -> None:
+    """The request by which the server is found to be idle could not be made of such a one."""
+    trace, *_ = windows()
+    requests = [replace(r, prefix_hashes=(1,)) for r in trace.requests]
+    shared = Trace.of(requests, "shared", prefix_block_tokens=4)
+    with live(device_model=SLOW) as server:
+        found = LiveSearch("server", server.url, [shared], PLAN, DeadlineRule.MEAN_TPOT, FEW)
+        found.run(lambda _done, _left: None)
+    assert len(found.trials) == 1
 
 
 def test_a_server_that_is_not_there_or_serves_nobody() -> None:

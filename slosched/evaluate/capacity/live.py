@@ -15,7 +15,7 @@ from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.evaluate.capacity.point import CapacityError
 from slosched.evaluate.capacity.rates import Lattice
 from slosched.replay.client import ReplayError, ReplayOptions, ReplayReport, replay
-from slosched.workload.trace import Trace
+from slosched.workload.trace import Trace, TraceRequest
 
 _NUM_PROBES = 3
 _LOWEST, _HIGHEST = 1 / 256, 4096.0
@@ -148,9 +148,12 @@ class LiveSearch:
             time.sleep(_PAUSE_S)
 
     def _probe(self) -> float:
-        """Return the seconds that the server takes for the first request alone."""
-        first = replace(self.windows[0].requests[0], arrival_s=0.0, slo=_PATIENT)
-        (record,) = self._replay(Trace.of([first], "probe")).records
+        """Return the seconds that the server takes for a request as long as the first, alone."""
+        first = self.windows[0].requests[0]
+        probe = TraceRequest(
+            "probe", 0.0, first.num_prompt_tokens, first.num_output_tokens, _PATIENT
+        )
+        (record,) = self._replay(Trace.of([probe], "probe")).records
         if record.status is not RequestStatus.FINISHED or record.end_s is None:
             raise ServerGoneError(
                 f"{self.url} does not serve a request alone: it ended as {record.status} "
