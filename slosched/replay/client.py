@@ -118,8 +118,8 @@ def replay(
     request ends.
 
     Raises ReplayError if the server does not answer, asks for another key than that of `options`,
-    has another model or refuses the warm-up, or if a request of the trace wants several answers
-    (`n`), which this client cannot tell apart.
+    has another model or refuses the warm-up, or if a request of the trace waits for the end of
+    another (`think_s`) or wants several answers (`n`), which this client cannot tell apart.
     """
     return asyncio.run(replay_async(trace, base_url, options, on_record=on_record))
 
@@ -133,12 +133,8 @@ async def replay_async(
 ) -> ReplayReport:
     """Do what `replay` does, inside a running event loop."""
     options = options or ReplayOptions()
+    check_can_replay(trace)
     raise_descriptor_limit()  # each request being served has a connection of its own
-    if several := next((r for r in trace.requests if r.n > 1), None):
-        raise ReplayError(
-            f"request {several.request_id!r} of the trace wants {several.n} answers (n), and a "
-            "replay against a server measures one for each request: leave out the column n"
-        )
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
     timeout = aiohttp.ClientTimeout(total=None)
     headers = key_headers(options.api_key)
@@ -148,6 +144,20 @@ async def replay_async(
         target = await _find_target(session, base_url.rstrip("/"), options)
         await _warm_up(target, trace, options)
         return await _Run(target, options, on_record).play(trace)
+
+
+def check_can_replay(trace: Trace) -> None:
+    """Raise ReplayError if a trace has what only the simulator can play."""
+    if trace.is_closed_loop:
+        raise ReplayError(
+            f"trace {trace.name!r} is a closed loop, whose turns wait for each other: that is for "
+            "the simulator; leave out --url, --closed-loop or the column think_s"
+        )
+    if several := next((r for r in trace.requests if r.n > 1), None):
+        raise ReplayError(
+            f"request {several.request_id!r} of the trace wants {several.n} answers (n), and a "
+            "replay against a server measures one for each request: leave out the column n"
+        )
 
 
 @dataclass(frozen=True, slots=True)

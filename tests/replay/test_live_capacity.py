@@ -70,6 +70,19 @@ def test_each_trial_has_prompts_of_its_own() -> None:
     assert found._num_replays == len(found.trials) * 2 + 3, "a probe after each, three at first"
 
 
+def test_what_a_replay_cannot_send_is_refused_before_anything_is_sent() -> None:
+    """Turns of a closed loop were sent as if they waited for nothing."""
+    trace, *_ = windows()
+    turns = [replace(trace.requests[0], session_id="s"), trace.requests[1]]
+    turns[1] = replace(turns[1], session_id="s", arrival_s=0.0, think_s=1.0)
+    several = [replace(r, n=2) for r in trace.requests]
+    for requests, why in ((turns, "a closed loop"), (several, "wants 2 answers")):
+        window = Trace.of(requests, "window")
+        found = LiveSearch("s", "http://127.0.0.1:9", [window], PLAN, DeadlineRule.MEAN_TPOT, AMPLE)
+        with pytest.raises(ReplayError, match=why):
+            found.run(lambda _done, _left: None)
+
+
 def test_requests_that_share_prefixes_can_be_sent() -> None:
     """The request by which the server is found to be idle could not be made of such a one."""
     trace, *_ = windows()

@@ -119,11 +119,6 @@ def replay(
         # Only needed to promise multiples of the prefill time.
         model = None if replica.latency_model is None else load_model(replica.latency_model)
         requests = arrivals.open(trace, promise.rule(model, seed), seed)
-        if requests.is_closed_loop:
-            raise ValueError(
-                f"trace {requests.name!r} is a closed loop, whose turns wait for each other: that "
-                "is for the simulator; leave out --url, --closed-loop or the column think_s"
-            )
         name = "the server"
         timeout_s = replica.client_timeout
         outcome = Outcome(_replay_until_ctrl_c(requests, url, seed, timeout_s, api_key))

@@ -14,7 +14,13 @@ from slosched.evaluate.capacity.measured import Measured, Plan
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.evaluate.capacity.point import CapacityError
 from slosched.evaluate.capacity.rates import Lattice
-from slosched.replay.client import ReplayError, ReplayOptions, ReplayReport, replay
+from slosched.replay.client import (
+    ReplayError,
+    ReplayOptions,
+    ReplayReport,
+    check_can_replay,
+    replay,
+)
 from slosched.workload.trace import Trace, TraceRequest
 
 _NUM_PROBES = 3
@@ -68,9 +74,12 @@ class LiveSearch:
     def run(self, on_progress: OnProgress) -> None:
         """Warm the server up, and play trials until the search is over.
 
-        Raises ReplayError if no server answers at first, and ServerGoneError if it does not serve a
-        request alone.  What happens later only ends the search, with the reason in `why_stopped`.
+        Raises ReplayError if no server answers at first or a trace cannot be sent to any, and
+        ServerGoneError if it does not serve a request alone.  What happens later only ends the
+        search, with the reason in `why_stopped`.
         """
+        for window in self.windows:
+            check_can_replay(window)
         self._end_s = time.monotonic() + self.effort.time_limit_s
         self._num_sent = self._num_replays = 0
         self._alone_s = min(self._probe() for _ in range(_NUM_PROBES))
