@@ -93,7 +93,15 @@ def test_requests_that_share_a_prefix_share_its_hashes(tmp_path: Path) -> None:
                 assert (pair[0] == pair[1]) is (left == right)
 
 
-def test_a_policy_with_a_profile_says_what_it_would_have_rejected(tmp_path: Path) -> None:
+def test_a_policy_with_a_profile_says_what_it_would_have_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only in its files: on the page of metrics, an alert took it for requests that are rejected."""
+    counted: list[str] = []
+    monkeypatch.setattr(
+        "slosched.integrations.vllm.link.counter",
+        lambda _engine: lambda event, *_: counted.append(event),
+    )
     workload = random_workload(2)
     config = make_config(workload)
     scheduler, steps = run(
@@ -104,6 +112,7 @@ def test_a_policy_with_a_profile_says_what_it_would_have_rejected(tmp_path: Path
     assert dict(scheduler.truth.rejections) == rejected
     ended = [name for step in steps for name, _, finished, _ in step.outputs if finished]
     assert len(ended) == len(workload.arrivals), "all were served"
+    assert counted == []
 
 
 def test_without_a_profile_nothing_is_asked(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class Shadow(Link):
         for request_id, reason in plan.rejected.items():
             if request_id not in self._rejected:
                 self._rejected.add(request_id)
-                self.truth.note_rejections(reason, 1)
+                self.truth.rejections[reason] += 1  # none on /metrics: these requests are served
                 self._note_rejection(request_id, reason)
 
     def _ended(self, ours: Request, theirs: Any) -> None:
