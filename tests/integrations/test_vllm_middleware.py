@@ -219,6 +219,9 @@ def test_what_becomes_of_a_late_request_may_be_said_as_to_our_server(
     app = App(TOKEN)
     ask(app, {"on_infeasible": "relegate", "vllm_xargs": said})
     assert app.document["vllm_xargs"] == {"on_infeasible": asked}
+    silent = {"on_infeasible": None}  # vLLM would refuse a field without a value among its own
+    ask(app, silent)
+    assert app.document == silent
 
 
 def test_the_headers_of_llm_d_go_before_the_old_ones() -> None:

@@ -260,8 +260,9 @@ def _with_promises(
         *parts, name = xargs_at
         holder = reduce(getitem, parts, document)
         said = holder.get(name) or {}
-        beside = {each: document[each] for each in (ON_INFEASIBLE_FIELD,) if each in document}
-        wanted = {**_promised_in(headers), **beside, **said}
+        wanted = {**_promised_in(headers), **said}
+        if (asked := document.get(ON_INFEASIBLE_FIELD)) is not None:
+            wanted.setdefault(ON_INFEASIBLE_FIELD, asked)
     except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return scope, body  # vLLM reports what is wrong with the body
     if tenants:
