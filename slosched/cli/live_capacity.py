@@ -114,6 +114,8 @@ def measure_live(
     measured = {_NAME: search.measured}
     if search.why_stopped:
         console.print(f"[yellow]note:[/] stopped early: {escape(search.why_stopped)}")
+    for description, count in search.errors.items():
+        console.print(f"[yellow]note:[/] {count} x {escape(description)}")
     if not search.measured.complete:
         raise CapacityError(
             f"no rate was measured by all {len(windows)} repeats: give more --time-limit or "

@@ -159,3 +159,20 @@ def test_the_command_leaves_the_report(
     assert list(trials.num_offered.unique()) == [12]
     assert (tmp_path / "out" / "report.html").exists()
     assert list(pd.read_csv(tmp_path / "out" / "capacities.csv").policy) == ["server"]
+
+
+def test_the_command_says_what_went_wrong_with_requests(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It stood in trials.csv alone: a server that fails just seemed to be slow."""
+    path = tmp_path / "requests.csv"
+    path.write_text(
+        "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
+        "slo_e2e_s,lora_id\n" + "".join(f"r{i},{i / 10},4,2,,,,sql\n" for i in range(12))
+    )
+    with live(device_model=SLOW) as server:
+        words = f"capacity --url {server.url} --trace {path} -n 12 --seeds 1 --max-requests 16"
+        words += f" --slo-ttft 5s --slo-tpot 5s -o {tmp_path / 'out'}"
+        said = run_cli(capsys, monkeypatch, *words.split())
+    assert "stopped early" in said.out
+    assert "12 x its LoRA adapter is not there" in said.out

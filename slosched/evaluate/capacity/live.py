@@ -6,6 +6,7 @@ Imports the client of `slosched.replay`, which needs the extra `serve`.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -66,6 +67,8 @@ class LiveSearch:
     client: ReplayOptions = field(default_factory=ReplayOptions)
     trials: list[dict[str, object]] = field(default_factory=list)
     """A row for each trial that counts."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Counts of what went wrong in these trials besides rejections, by description."""
     measured: Measured = field(init=False)
     """What the trials gave, by rate and window."""
     why_stopped: str | None = None
@@ -122,6 +125,7 @@ class LiveSearch:
         report = self._replay(trial)
         self._drain()
         outcomes = Outcomes.of_records(report.records, self.rule)
+        self.errors.update(report.errors)
         self.trials.append(
             {
                 "rate": trial.rate,
