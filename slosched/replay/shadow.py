@@ -19,6 +19,7 @@ from slosched.perfmodel import Profile, read_profile
 from slosched.replay.files import append_record, read_records, write_records
 from slosched.workload import Trace, TraceRequest, read_trace
 from slosched.workload.readers.own import append_request, begin_trace
+from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY
 
 STEPS = "steps.csv"
 _TRACE, _RECORDS, _REJECTED, _SERVER = (
@@ -79,9 +80,13 @@ class ShadowFiles:
     def note_end(
         self, request: Request, prefix_hashes: tuple[int, ...] = (), name: str | None = None
     ) -> None:
-        """Write down a request that has ended, under its id or another name."""
+        """Write down a request that has ended, under its id or another name.
+
+        A server may let its clients choose more than a trace can hold.
+        """
         record = RequestRecord.from_request(request)
-        record = replace(record, request_id=name or record.request_id)
+        name = name or record.request_id
+        record = replace(record, request_id=name if name.isprintable() else ascii(name))
         append_record(self._folder / _RECORDS, record)
         told = TraceRequest(
             request_id=record.request_id,
@@ -90,7 +95,7 @@ class ShadowFiles:
             num_output_tokens=max(1, request.num_output_tokens),
             slo=request.slo,
             prefix_hashes=prefix_hashes,
-            priority=request.priority,
+            priority=min(max(request.priority, MIN_PRIORITY), MAX_PRIORITY),
             on_infeasible=request.on_infeasible,
         )
         append_request(self._folder / _TRACE, told)

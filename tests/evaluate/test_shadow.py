@@ -21,6 +21,7 @@ from slosched.policy.spec import make_policy
 from slosched.replay.shadow import STEPS, ServerFacts, ShadowError, ShadowFiles, read_shadow
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
+from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY
 
 MODEL = make_model()
 SLO_S = SLO(ttft_s=0.5, tpot_s=0.03)
@@ -103,6 +104,25 @@ def test_shared_prefixes_and_rejections_are_kept(tmp_path: Path) -> None:
     assert run.trace.requests[0].prefix_hashes == (7, 2**55)
     assert run.trace.requests[0].num_output_tokens == 1, "its true length is not known"
     assert run.rejected == {EndReason.INFEASIBLE: 1}
+
+
+def test_names_and_priorities_that_no_trace_holds_are_written_so_that_one_does(
+    tmp_path: Path,
+) -> None:
+    """vLLM's ids begin with the header x-request-id, and its priorities may be any number."""
+    files = ShadowFiles(tmp_path, SERVER)
+    write_profile(Profile((Measurement(((16, 0),), 0.01),)), tmp_path / STEPS)
+    for name, priority in (("cmpl-a\tà\xa0", 2**40), ("cmpl-à", -(2**40))):
+        request = Request(name, 5.0, 40, 8, priority=priority)
+        request.end_reason = EndReason.CLIENT
+        request.status = EndReason.CLIENT.status
+        files.note_end(request)
+    run = read_shadow(tmp_path)
+    assert [record.request_id for record in run.records] == [r"'cmpl-a\t\xe0\xa0'", "cmpl-à"]
+    assert {r.request_id: r.priority for r in run.trace.requests} == {
+        r"'cmpl-a\t\xe0\xa0'": MAX_PRIORITY,
+        "cmpl-à": MIN_PRIORITY,
+    }
 
 
 def test_the_reported_gain_is_the_one_that_the_device_would_have_given(folder: Path) -> None:

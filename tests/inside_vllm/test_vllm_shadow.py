@@ -139,6 +139,16 @@ def test_an_slo_that_cannot_be_read_and_a_policy_with_an_error_hurt_nobody(tmp_p
     assert written == {arrival.request_id for arrival in others}
 
 
+def test_clients_may_name_their_requests_as_vllm_lets_them(tmp_path: Path) -> None:
+    """vLLM's ids begin with the header x-request-id; one with a tab ended the engine."""
+    workload = random_workload(2)
+    first, *others = workload.arrivals
+    named = replace(first, request_id="cmpl-a\tà\xa0-0")
+    run(tmp_path, make_config(workload), replace(workload, arrivals=(named, *others)))
+    written = read_only_run(tmp_path)
+    assert len(written.records) == len(written.trace.requests) == len(workload.arrivals)
+
+
 def test_servers_that_start_in_the_same_second_write_into_folders_of_their_own(
     tmp_path: Path,
 ) -> None:
