@@ -12,6 +12,7 @@ from slosched.engine.server.slo import parse_slo
 from slosched.workload.http_slo import (
     BEST_EFFORT_FIELD,
     ON_INFEASIBLE_FIELD,
+    PROMISES,
     TIER_FIELD,
     TIER_HEADERS,
 )
@@ -20,6 +21,14 @@ _BLOCK_CHARS = 64
 _BLOCK_IDS = 16
 _CHARS_OF_A_MESSAGE = 16
 """What a chat template adds to each message, about."""
+_FOR_VLLM = "vllm_xargs"
+"""The object in which requests to vLLM say what requests to our server say in the body itself."""
+_SAID_THERE = {
+    **{names.field: names.field for names in PROMISES},
+    ON_INFEASIBLE_FIELD: ON_INFEASIBLE_FIELD,
+    "slo_tier": TIER_FIELD,
+}
+"""Fields of that object, and what they are called in the body."""
 _NO_TIERS = (None, "auto", "default")
 
 
@@ -57,6 +66,8 @@ def read(
         raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
+    if isinstance(xargs := body.get(_FOR_VLLM), dict):
+        body |= {name: xargs[field] for field, name in _SAID_THERE.items() if field in xargs}
     prompt = _prompt(body)
     if isinstance(prompt, str):
         num_tokens, block_tokens = len(prompt) / bytes_per_token, _BLOCK_CHARS / bytes_per_token

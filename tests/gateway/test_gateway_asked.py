@@ -53,6 +53,10 @@ def test_the_slo_comes_from_the_body_the_headers_or_the_replicas() -> None:
     assert asked(prompt="a").request.slo == DEFAULT
     found = asked({"x-slo-ttft-ms": "300"}, prompt="a", slo_tpot_ms=20).request.slo
     assert found == SLO(ttft_s=0.3, tpot_s=0.02)
+    to_vllm = {"slo_ttft_ms": 60_000, "other": "x"}
+    found = asked({"x-slo-ttft-ms": "300"}, prompt="a", vllm_xargs=to_vllm).request.slo
+    assert found == SLO(ttft_s=60.0, tpot_s=0.1), "else the router refuses what vLLM would serve"
+    assert asked(prompt="a", vllm_xargs=None).request.slo == DEFAULT
     assert read(b"{}", {}, NO_SLO, 4.0, with_prefixes=False).request.slo.ttft_s == math.inf
 
 
@@ -66,6 +70,9 @@ def test_the_slo_comes_from_the_body_the_headers_or_the_replicas() -> None:
         ({}, {"service_tier": "gold"}, False),
         ({}, {"service_tier": "auto"}, True),
         ({"x-llm-d-inference-objective": "gold"}, {}, False),
+        ({}, {"vllm_xargs": {"on_infeasible": "relegate"}}, False),
+        ({}, {"vllm_xargs": {"slo_tier": "gold"}}, False),
+        ({}, {"vllm_xargs": {"slo_tier": "default"}}, True),
     ],
 )
 def test_only_who_wants_no_late_answer_is_refused(
