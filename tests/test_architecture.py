@@ -17,7 +17,7 @@ import slosched
 PACKAGE = Path(__file__).parents[1] / "slosched"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("core", "spelling"),
+    ("append_line", "core", "spelling"),
     ("batch", "kv", "metrics", "perfmodel", "workload"),
     ("policy", "scheduler"),
     ("engine",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from slosched.append_line import append_line
 from slosched.core import BatchShape, SloschedError
 from slosched.perfmodel.server_time import NO_SERVER_TIME, ServerTime
 
@@ -149,14 +151,14 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 def append_measurement(measurement: Measurement, path: Path) -> None:
     """Add one row to a file that `write_profile` began, so that a long run loses nothing."""
-    with path.open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerow(_row(measurement))
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(_row(measurement))
+    append_line(path, line.getvalue())
 
 
 def append_server_time(server_time: ServerTime, path: Path) -> None:
     """Add what the server added to the steps of a file that `write_profile` began."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{_SERVER}{json.dumps(asdict(server_time))}\n")
+    append_line(path, f"{_SERVER}{json.dumps(asdict(server_time))}\n")
 
 
 def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:

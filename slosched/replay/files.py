@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slosched.append_line import append_line
 from slosched.core import SLO, EndReason, RequestStatus, SloschedError
 from slosched.metrics import RequestRecord
 
@@ -43,8 +44,7 @@ def write_records(
 
 def append_record(path: Path, record: RequestRecord) -> None:
     """Add a record to a file that `write_records` began, so that a long run loses nothing."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_line(record))
+    append_line(path, _line(record))
 
 
 def read_records(path: Path) -> Replay:

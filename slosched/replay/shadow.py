@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from slosched.append_line import append_line
 from slosched.core import DeadlineRule, EndReason, Request, SloschedError
 from slosched.metrics import RequestRecord
 from slosched.perfmodel import Profile, read_profile
@@ -102,8 +103,8 @@ class ShadowFiles:
 
     def note_rejection(self, request_id: str, reason: EndReason) -> None:
         """Write down that the policy would have rejected this request."""
-        with (self._folder / _REJECTED).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"request_id": request_id, "reason": reason}) + "\n")
+        line = json.dumps({"request_id": request_id, "reason": reason}) + "\n"
+        append_line(self._folder / _REJECTED, line)
 
 
 def read_shadow(folder: Path) -> ShadowRun:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +127,34 @@ def test_names_and_priorities_that_no_trace_holds_are_written_so_that_one_does(
         r"'cmpl-a\t\xe0\xa0'": MAX_PRIORITY,
         "cmpl-à": MIN_PRIORITY,
     }
+
+
+def test_a_disk_that_gets_full_leaves_whole_lines(tmp_path: Path) -> None:
+    """The beginning of a line was left, with which no file of the folder could be read."""
+    files = ShadowFiles(tmp_path, SERVER)
+    write_profile(Profile(()), tmp_path / STEPS)
+    step = Measurement(((16, 0), (1, 300)), 0.01)
+    request = serve(make_traffic(num=1), "fcfs")[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    num_written: Counter[str] = Counter()
+    writers: dict[str, Callable[[], None]] = {
+        "steps": lambda: append_measurement(step, tmp_path / STEPS),
+        "ends": lambda: files.note_end(request, name=f"r{num_written['ends']}"),
+        "rejections": lambda: files.note_rejection("r", EndReason.INFEASIBLE),
+    }
+    try:
+        for name, write in writers.items():
+            with suppress(OSError):
+                while True:
+                    write()
+                    num_written[name] += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    run = read_shadow(tmp_path)
+    assert len(run.profile.measurements) == num_written["steps"] > 100
+    assert len(run.records) == len(run.trace) == num_written["ends"] > 3
+    assert run.rejected == {EndReason.INFEASIBLE: num_written["rejections"]}
 
 
 def test_the_reported_gain_is_the_one_that_the_device_would_have_given(folder: Path) -> None:

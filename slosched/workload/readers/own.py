@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slosched.append_line import append_line
 from slosched.core import SLO, OnInfeasible
 from slosched.workload.readers.files import HEADER_KEY
 from slosched.workload.readers.rows import Row
@@ -124,8 +125,7 @@ def begin_trace(
 def append_request(path: Path, request: TraceRequest) -> None:
     """Add a request to a file that `begin_trace` began; requests may come in any order."""
     values = zip((*COLUMNS, *_MORE), _row(request, _MORE), strict=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_json_line(values))
+    append_line(path, _json_line(values))
 
 
 def _json_line(values: Iterable[tuple[str, object]]) -> str:
