@@ -15,8 +15,9 @@ from slosched.cli import main
 from slosched.core import SLO, DeadlineRule, Limits
 from slosched.evaluate.capacity import Plan, Study
 from slosched.evaluate.capacity.live import Effort, LiveSearch, ServerGoneError
+from slosched.kv import PrefixCaching
 from slosched.replay.client import ReplayError
-from slosched.workload import Trace, synthesize
+from slosched.workload import Trace, TraceRequest, synthesize
 
 SLOW = make_model(0, 0, 0, 0, 0, 0, constant_s=0.01)
 """A device that takes 10 ms for each step, whatever it holds."""
@@ -68,6 +69,19 @@ def test_each_trial_has_prompts_of_its_own() -> None:
         found = search(server.url, replace(AMPLE, max_requests=40))
         found.run(lambda _done, _left: None)
     assert found._num_replays == len(found.trials) * 2 + 3, "a probe after each, three at first"
+
+
+def test_no_prefix_cache_knows_a_prompt_from_an_earlier_search() -> None:
+    """The second search of a server sent the prompts of the first."""
+    trace = Trace.of([TraceRequest(f"r{i}", i / 10, 40, 2, SLO(5.0, 5.0)) for i in range(16)], "w")
+    with live(device_model=SLOW, num_blocks=1000, prefix_cache=PrefixCaching.HASH) as server:
+        for _ in range(2):
+            LiveSearch("server", server.url, [trace], PLAN, DeadlineRule.MEAN_TPOT, FEW).run(
+                lambda _done, _left: None
+            )
+        served = list(server.worker.records)
+    assert len(served) == 2 * (3 + 16 + 1), "three probes at first, and one after the trial"
+    assert {record.num_cached_tokens for record in served} == {0}
 
 
 def test_what_a_replay_cannot_send_is_refused_before_anything_is_sent() -> None:

@@ -85,6 +85,7 @@ class LiveSearch:
             check_can_replay(window)
         self._end_s = time.monotonic() + self.effort.time_limit_s
         self._num_sent = self._num_replays = 0
+        self._first_seed = time.time_ns()
         self._alone_s = min(self._probe() for _ in range(_NUM_PROBES))
         self.measured = measured = self._measured()
         while wanted := measured.wanted():
@@ -141,10 +142,12 @@ class LiveSearch:
         return outcomes
 
     def _replay(self, trial: Trace) -> ReplayReport:
-        """Send a trial with new prompts, so that no prefix cache knows them from an earlier one."""
-        options = replace(
-            self.client, seed=self._num_replays, num_warmup=0, drain_timeout_s=_DRAIN_TIMEOUT_S
-        )
+        """Send a trial with new prompts.
+
+        No prefix cache knows them from an earlier trial, nor from an earlier search.
+        """
+        seed = self._first_seed + self._num_replays
+        options = replace(self.client, seed=seed, num_warmup=0, drain_timeout_s=_DRAIN_TIMEOUT_S)
         self._num_replays += 1
         self._num_sent += len(trial)
         return replay(trial, self.url, options)
