@@ -427,8 +427,8 @@ def _end_of(choice: Mapping[str, Any]) -> _End:
     """Return the end of a request of whose answer this is the last piece."""
     reason, why = choice["finish_reason"], str(choice.get("stop_reason"))
     if reason not in _NOT_FINISHED:
-        is_whole = reason == "length"
-        return _End(RequestStatus.FINISHED, EndReason.LENGTH if is_whole else EndReason.STOP)
+        why_finished = EndReason.LENGTH if reason == "length" else EndReason.STOP
+        return _End(RequestStatus.FINISHED, why_finished)
     if why.startswith(REJECTED):
         error = {"reason": re.split("[:;]", why)[1]}
         return _End(RequestStatus.REJECTED, _reason(error, EndReason.INFEASIBLE))
