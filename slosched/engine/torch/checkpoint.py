@@ -29,8 +29,9 @@ UNREADABLE = (
 def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
     """Return the transformers model in a directory, on the CPU, with slosched's attention.
 
-    Raises ModelUnavailableError if the files cannot be read, or lack a weight of the model, and
-    UnsupportedModelError for one that takes no attention but its own.
+    Raises ModelUnavailableError if the files cannot be read, lack a weight of the model, or have
+    one that its layers leave out, and UnsupportedModelError for a model that takes no attention but
+    its own.
     """
     disable_progress_bar()  # it would mix with the caller's own
     try:
@@ -50,5 +51,17 @@ def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
         raise ModelUnavailableError(
             f"the *.safetensors in {directory} lack {len(missing)} of the model's weights, among "
             f"them {missing[0]!r}: were all files copied?"
+        )
+    # It leaves out what it does not know, such as the scales of quantized weights.
+    layers = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    left_out = sorted(n for n in found["unexpected_keys"] if n.rpartition(".")[0] in layers)
+    if left_out:
+        quantization = getattr(model.config, "quantization_config", None)
+        raise ModelUnavailableError(
+            f"the layers of {type(model).__name__} leave out {len(left_out)} of the weights in "
+            f"{directory}, among them {left_out[0]!r}, so that its answers would be wrong: they "
+            "are quantized in a way that transformers does not know from config.json "
+            f"(quantization_config={quantization}), or config.json is that of another model; mend "
+            "it, or serve a model that is not quantized"
         )
     return model

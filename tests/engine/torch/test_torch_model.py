@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from batches import GREEDY, book, make_batch, make_chunk, make_prompt_request
+from safetensors.torch import load_file, save_file
 from served import Ask, Replica, serve
 
 from slosched.core import SamplingParams
@@ -171,6 +172,32 @@ def test_what_transformers_cannot_load_is_no_traceback_and_no_question(
     with pytest.raises(ModelUnavailableError, match=f"the model in (?s:.*){message}"):
         load_model(str(tmp_path), dtype="float32", device="cpu")
     assert not asked
+
+
+@pytest.mark.parametrize(
+    ("extra", "is_wrong"),
+    [
+        ("model.layers.0.mlp.up_proj.weight_scale", True),  # as NVIDIA's ModelOpt saves FP8
+        ("model.layers.1.self_attn.q_proj.bias", True),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", False),  # in files of years ago
+        ("model.layers.2.mlp.up_proj.weight", False),  # a layer that drafts tokens
+    ],
+)
+def test_a_weight_that_a_layer_leaves_out_is_named(
+    tmp_path: Path, extra: str, is_wrong: bool
+) -> None:
+    """transformers only warns that it ignores it, and answers were those of a broken model."""
+    load_model("tiny-random", dtype="float32", device="cpu").model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), extra: torch.ones(8)}, path, metadata={"format": "pt"})
+    config = tmp_path / "config.json"
+    method = {"quantization_config": {"quant_method": "modelopt"}}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **method}))
+    if is_wrong:
+        with pytest.raises(ModelUnavailableError, match=rf"leave out 1 .*'{extra}'.*modelopt"):
+            load_model(str(tmp_path), dtype="float32", device="cpu")
+    else:
+        load_model(str(tmp_path), dtype="float32", device="cpu")
 
 
 def test_a_tokenizer_and_a_config_that_cannot_be_read_are_named(tmp_path: Path) -> None:
