@@ -126,7 +126,7 @@ def _proven(
         device=model.device,
         max_model_len=max_model_len,
         vocab_size=int(config.vocab_size),
-        eos_token_ids=_eos_token_ids(model, tokenizer),
+        eos_token_ids=_eos_token_ids(model, tokenizer, int(config.vocab_size)),
         geometry=probed.geometry,
         window_tokens=probed.window_tokens,
         backend=backend,
@@ -232,14 +232,16 @@ def _tokenizer(directory: Path) -> Any | None:
         ) from error
 
 
-def _eos_token_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
+def _eos_token_ids(model: Any, tokenizer: Any | None, vocab_size: int) -> frozenset[int]:
     """Return the tokens at which `generate` stops.
 
-    The tokenizer is asked last, since conversions often leave a wrong token there.
+    The tokenizer is asked last, since conversions often leave a wrong token there.  An id outside
+    the vocabulary, such as -1, is none: it can be neither drawn nor ruled out.
     """
     sources = (model.generation_config, model.config.get_text_config(), tokenizer)
     for source in sources:
-        found: int | Sequence[int] | None = getattr(source, "eos_token_id", None)
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
+        named: int | Sequence[int] | None = getattr(source, "eos_token_id", None)
+        ids = [named] if isinstance(named, int) else named or ()
+        if found := frozenset(i for i in ids if 0 <= i < vocab_size):
+            return found
     return frozenset()

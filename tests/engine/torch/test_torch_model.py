@@ -98,6 +98,24 @@ def test_a_saved_directory_loads_with_its_weights_and_tokenizer(tmp_path: Path) 
     assert load_model(str(tmp_path), device="cpu", dtype="bfloat16").dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [([5, 2], {2, 5}), ([5, 9999], {5}), ([5, -1], {5}), (-1, {2}), (9999, {2})],
+)
+def test_the_ends_of_an_output_are_tokens_of_the_vocabulary(
+    tmp_path: Path, named: int | list[int], found: set[int]
+) -> None:
+    """Others ended the step in which `min_tokens` forbade them, and there were no grammars."""
+    load_model("tiny-random", device="cpu", dtype="float32").model.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    assert model.eos_token_ids == found
+    ask = Ask([5, 6, 7], 4, SamplingParams(min_tokens=4))
+    [output] = serve(model, Replica(), [ask]).outputs
+    assert len(output) == 4
+    assert not found.intersection(output[:-1])
+
+
 def test_a_context_with_longrope_stays_where_it_changes_no_answer_beside_it(tmp_path: Path) -> None:
     rope = {
         "rope_type": "longrope",
