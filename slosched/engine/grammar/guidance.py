@@ -101,7 +101,8 @@ class GuidanceCompiler:
         """Return the grammar of text with structural tags, in llguidance's kind of Lark.
 
         A trigger that is one token of its own kind, as models have for calls, is no text.  Any
-        other ends a lexeme that is `lazy`, so that no text goes on behind it.
+        other ends a lexeme that is `lazy`, so that no text goes on behind it.  What follows has
+        such tokens, too, where models were trained to write them.
         """
         wanted, options = json.loads(definition.text), _json_options(definition)
         tags: list[dict[str, Any]] = wanted["tags"]
@@ -111,27 +112,28 @@ class GuidanceCompiler:
         lines = ["%llguidance {}", f"start: {some} {last}", "text: TEXT", r"TEXT: /(.|\n)*/"]
         for i, tag in enumerate(tags):
             trigger = str(tag["trigger"])
-            if self._is_special(trigger):
-                head = f"TEXT {trigger}"
+            if (special := self._special(trigger)) is not None:
+                head = f"TEXT {special}"
             else:
                 head = f"tag_{i}_head"
                 lines.append(f"{head}[lazy]: TEXT {json.dumps(trigger)}")
-            rest = str(tag["begin"]).removeprefix(trigger)
+            rest, end = str(tag["begin"]).removeprefix(trigger), str(tag["end"])
             schema = json.dumps({**tag["schema"], "x-guidance": options})
-            lines.append(f"tag_{i}: {head} {_quoted(rest)} %json {schema} {_quoted(tag['end'])}")
+            lines.append(f"tag_{i}: {head} {self._words(rest)} %json {schema} {self._words(end)}")
         return "\n".join(lines)
 
-    def _is_special(self, text: str) -> bool:
-        """Tell whether a text is the name, between < and >, of one special token."""
+    def _words(self, text: str) -> str:
+        """Return a text as a part of a rule, with its special tokens; an empty one is none."""
+        parts = re.split("(<[^<>]+>)", text)
+        return " ".join(self._special(part) or json.dumps(part) for part in parts if part)
+
+    def _special(self, text: str) -> str | None:
+        """Return a special token for a rule if the text is its name, between < and >."""
         if not re.fullmatch("<[^<>]+>", text):
-            return False
+            return None
         ids = self._tokenizer.tokenize_str(text, parse_special=True)
-        return len(ids) == 1 and bool(self._tokenizer.is_special_token(ids[0]))
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a part of a rule; an empty one is none."""
-    return json.dumps(text) if text else ""
+        is_special = len(ids) == 1 and self._tokenizer.is_special_token(ids[0])
+        return f"<[{ids[0]}]>" if is_special else None
 
 
 def _json_options(definition: Definition) -> dict[str, object]:

@@ -41,7 +41,8 @@ class CallForm(NamedTuple):
     after: str
     """What stands between the object and `</tool_call>`."""
     is_special: bool = False
-    """Whether `<tool_call>` is a special token, which text without such tokens lacks."""
+    """Whether one of `<tool_call>` and `</tool_call>` is a special token, which text without such
+    tokens lacks."""
 
     def begin(self, name: str) -> str:
         """Return what stands before the arguments of a call of the function `name`."""

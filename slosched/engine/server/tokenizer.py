@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slosched.engine.server.call_form import OPENING, CallForm, form_of
+from slosched.engine.server.call_form import CLOSING, OPENING, CallForm, form_of
 
 Message = Mapping[str, object]
 """One chat message: its `role`, its `content`, and what else its template may know."""
@@ -227,8 +227,8 @@ class HuggingFaceTokenizer:
 
         if (form := form_of(render)) is None:
             return None
-        ids = self.encode(OPENING, add_special_tokens=False)
-        return form._replace(is_special=OPENING not in self.decode(ids))
+        shown = self.decode(self.encode(OPENING + CLOSING, add_special_tokens=False))
+        return form._replace(is_special=not (OPENING in shown and CLOSING in shown))
 
 
 def _longest_token_bytes(tokenizer: Any) -> int | None:

@@ -152,11 +152,14 @@ def test_calls_and_results_of_earlier_turns_are_messages(
     assert (answer.message.content, answer.finish_reason) == ("ok", "stop")
 
 
-def test_the_trigger_may_be_a_special_token() -> None:
+@pytest.mark.parametrize("special", [["<tool_call>"], ["<tool_call>", "</tool_call>"]])
+def test_what_opens_and_closes_a_call_may_be_a_special_token(special: list[str]) -> None:
     """As a text without special tokens lacks it, they are not left out."""
     model = tiny()
     backend = model.tokenizer.backend_tokenizer.to_str()  # type: ignore[union-attr]
-    changed = Tokenizer.from_str(backend.replace("<|pad|>", "<tool_call>"))
+    for name, tag in zip(("<|pad|>", "<|im_start|>"), special, strict=False):
+        backend = backend.replace(name, tag)
+    changed = Tokenizer.from_str(backend)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=changed, eos_token="<|im_end|>")
     tokenizer.chat_template = model.tokenizer.chat_template  # type: ignore[union-attr]
     running = served(replace(model, tokenizer=tokenizer))
