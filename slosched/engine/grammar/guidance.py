@@ -35,6 +35,11 @@ _LIMITS = {
 """Limits of llguidance: about 8 ms for the lexer and 1 ms for the parser in one step of a request,
 and 100 MB for the states of a lexer."""
 
+_UNFORCED = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
+"""A grammar whose option holds for the one before it: where only one text can follow, any tokens
+may write it.  Else llguidance wants those of its tokenizer, which it then refuses if one of them is
+special, as `<think>` is in many vocabularies."""
+
 
 class LibraryMissingError(SloschedError):
     """llguidance is not installed."""
@@ -74,7 +79,8 @@ class GuidanceCompiler:
                 f"the {definition.kind} has {num_chars} characters, at most {_MAX_CHARS} are taken"
             )
         try:
-            text = self._translated(definition)
+            translated = json.loads(self._translated(definition))
+            text = json.dumps({"grammars": [*translated["grammars"], _UNFORCED]})
         except (ValueError, RecursionError) as error:
             raise GrammarError(_wrong(definition, str(error))) from error
         matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
@@ -83,18 +89,18 @@ class GuidanceCompiler:
         return GuidedGrammar(matcher, self._ends)
 
     def _translated(self, definition: Definition) -> str:
-        """Return the definition in llguidance's own format."""
+        """Return the definition in llguidance's own format, which is JSON."""
         matcher, text = self._library.LLMatcher, definition.text
         if definition.kind is Kind.JSON_SCHEMA:
             options = _json_options(definition)
             return str(matcher.grammar_from_json_schema(text, overrides=options))
         if definition.kind is Kind.STRUCTURAL_TAGS:
-            return self._tagged(definition)
+            return _of_lark(self._tagged(definition))
         if definition.kind is Kind.CHOICE:
             # As one lexeme; the parser could not look at thousands of them in a step.
             text = "|".join(_REGEX_SYNTAX.sub(r"\\\g<0>", choice) for choice in json.loads(text))
         if definition.kind is Kind.GRAMMAR:
-            return str(self._library.grammar_from("grammar", text))
+            return _of_lark(self._library.grammar_from("grammar", text))
         return str(matcher.grammar_from_regex(text))
 
     def _tagged(self, definition: Definition) -> str:
@@ -134,6 +140,10 @@ class GuidanceCompiler:
         ids = self._tokenizer.tokenize_str(text, parse_special=True)
         is_special = len(ids) == 1 and self._tokenizer.is_special_token(ids[0])
         return f"<[{ids[0]}]>" if is_special else None
+
+
+def _of_lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
 def _json_options(definition: Definition) -> dict[str, object]:

@@ -25,6 +25,10 @@ def tokenizer() -> Tokenizer:
     return backend
 
 
+SPECIAL = "<|im_start|>"
+"""The name of a special token."""
+
+
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GuidanceCompiler:
     return GuidanceCompiler(tokenizer.to_str(), VOCAB_SIZE, {END})
@@ -156,6 +160,25 @@ def test_outputs_follow_their_grammar(
         assert follows(compiler, definition, tokenizer.encode(text).ids), text
     for text in bad:
         assert not follows(compiler, definition, tokenizer.encode(text).ids), text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "written"),
+    [
+        (Kind.JSON_SCHEMA, json.dumps({"enum": [SPECIAL]}), f'"{SPECIAL}"'),
+        (Kind.REGEX, r"<\|im_start\|>[0-9]", f"{SPECIAL}1"),
+        (Kind.CHOICE, json.dumps([SPECIAL]), SPECIAL),
+        (Kind.GRAMMAR, f'root ::= "{SPECIAL}" "a"', f"{SPECIAL}a"),
+        (Kind.GRAMMAR, f'start: "{SPECIAL}" "a"', f"{SPECIAL}a"),
+    ],
+)
+def test_text_may_look_like_a_special_token(
+    compiler: GuidanceCompiler, tokenizer: Tokenizer, kind: Kind, text: str, written: str
+) -> None:
+    """Its token was all that could come next, and ended the answer or made it fail."""
+    ids = [i for character in written for i in tokenizer.encode(character).ids]
+    assert len(ids) == len(written)
+    assert follows(compiler, Definition(kind, text), ids)
 
 
 def test_any_walk_through_a_schema_is_an_instance_of_it(
