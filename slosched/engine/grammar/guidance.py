@@ -150,8 +150,11 @@ def _json_options(definition: Definition) -> dict[str, object]:
     """Return llguidance's options for the whitespace between the parts of JSON."""
     if not definition.has_whitespace:
         return {"whitespace_flexible": False}
-    pattern = definition.whitespace_pattern or _WHITESPACE
-    return {"whitespace_flexible": True, "whitespace_pattern": pattern}
+    pattern = definition.whitespace_pattern
+    return {
+        "whitespace_flexible": True,
+        "whitespace_pattern": _WHITESPACE if pattern is None else pattern,
+    }
 
 
 def _wrong(definition: Definition, why: str) -> str:

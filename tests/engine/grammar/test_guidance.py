@@ -107,6 +107,11 @@ def tagged(*tags: dict[str, Any], stops_after_first: bool = False) -> str:
             ["[ 1 , 2 ]"],
             ["[\n1,2]", "[1,  2]"],
         ),
+        (
+            Definition(Kind.JSON_SCHEMA, '{"type": "array"}', whitespace_pattern=""),
+            ["[1,2]"],
+            ["[ 1,2]", "[1, 2]"],
+        ),
         (Definition(Kind.REGEX, r"a+\d{2}"), ["aa07"], ["a1", "a123", "07"]),
         (Definition(Kind.REGEX, r"^(ja|nein)$"), ["ja", "nein"], ["jan", "j"]),
         (
