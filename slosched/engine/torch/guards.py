@@ -74,7 +74,8 @@ def check_against_eager(
 ) -> None:
     """Run two sequences in chunks over shuffled blocks and compare all logits with eager attention.
 
-    Raises UnsupportedModelError if they differ by more than rounding explains.
+    Raises UnsupportedModelError if they differ by more than rounding explains, or if eager
+    attention's own are no numbers.
     """
     lengths = (min(32, max_model_len), min(11, max_model_len))
     generator = torch.Generator().manual_seed(0)
@@ -83,6 +84,12 @@ def check_against_eager(
     token_ids = [ids.to(model.device) for ids in token_ids]
     paged = _run_in_chunks(model, probed, backend, token_ids)
     eager = _run_eagerly(model, token_ids)
+    if not eager.isfinite().all():
+        raise UnsupportedModelError(
+            f"{type(model).__name__} computes logits in {model.dtype} that are no numbers, with "
+            "eager attention, too: try another dtype, since many models exceed what float16 can "
+            "hold; if all give this, the weights are broken"
+        )
     distance = float((paged - eager).norm() / eager.norm())
     limit = 1e-3 if model.dtype == torch.float32 else 0.1
     if not distance <= limit:

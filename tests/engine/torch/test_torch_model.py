@@ -218,6 +218,17 @@ def test_a_weight_that_a_layer_leaves_out_is_named(
         load_model(str(tmp_path), dtype="float32", device="cpu")
 
 
+def test_logits_too_large_for_a_dtype_are_not_blamed_on_attention(tmp_path: Path) -> None:
+    load_model("tiny-random", dtype="float32", device="cpu").model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"] *= 30_000
+    save_file(weights, path, metadata={"format": "pt"})
+    load_model(str(tmp_path), dtype="bfloat16", device="cpu")
+    with pytest.raises(UnsupportedModelError, match="float16 that are no numbers"):
+        load_model(str(tmp_path), dtype="float16", device="cpu")
+
+
 def test_a_tokenizer_and_a_config_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     load_model("tiny-random", dtype="float32", device="cpu").model.save_pretrained(tmp_path)
     for text in ("{", '{"version": "1.0"}'):
