@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slosched.cli.trace_source import make_up
 from slosched.core import BatchShape, DraftOffer, EndReason, Limits, Request, StepResult
 from slosched.evaluate.bounds import why_no_bound_holds
-from slosched.kv import KVCache
+from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS, POLICIES
 from slosched.policy.kit.drafts import drafts_that_pay
 from slosched.policy.spec import make_policy
@@ -125,6 +125,24 @@ def test_drafts_take_only_tokens_and_blocks_that_the_plan_leaves() -> None:
     begun(scheduler, [1, 2, 3, 4, 5, 6, 7], max_tokens=12)
     scheduler.kv.lend(3)  # one block is left, after that of the decode's own token
     assert scheduler.schedule(1.0).drafts == {"r0": [2, 3, 4, 5]}
+
+
+def test_blocks_for_drafts_are_not_those_that_another_request_of_the_step_has_found() -> None:
+    """The plan that found them knows of no drafts, for which the oldest blocks were evicted."""
+    kv = KVCache(6, 4, prefix_index=HashIndex())
+    scheduler = Scheduler(FCFS(), kv, None, make_model(), Speculation(PromptLookup(1, 2), 4))
+    begun(scheduler, [*range(10, 18)], max_tokens=1)
+    begun(scheduler, [*range(20, 28)], max_tokens=1)
+    begun(scheduler, [1, 2, 3, 4, 5, 6, 7])
+    again = make_request("again", num_prompt_tokens=10, max_tokens=2)
+    again.prompt_token_ids = [*range(10, 20)]
+    scheduler.add_request(again)
+    batch = scheduler.schedule(1.0)
+    assert batch.drafts == {"r0": [2, 3, 4, 5]}
+    assert batch.output.num_found_tokens == {"again": 8}
+    assert [len(chunk.block_table) for chunk in batch.chunks] == [3, 3]
+    assert kv.num_free_blocks == 0
+    kv.check()
 
 
 def test_a_client_that_leaves_while_its_drafts_are_verified_gives_back_all_blocks() -> None:

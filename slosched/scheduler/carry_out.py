@@ -116,8 +116,8 @@ class CarryOut:
                     self._groups.copy_tail(request)
             prior = request.num_computed_tokens
             if drafts and request_id in drafts:
-                request.num_computed_tokens = prior + 1  # of drafts it is not known yet
-                chunks.append(ScheduledChunk(request, n, prior, True, grow(request_id, prior + n)))
+                computed = request.num_computed_tokens = prior + 1  # of drafts it is not known yet
+                chunks.append(ScheduledChunk(request, n, prior, True, grow(request_id, computed)))
                 continue
             if repeated and request_id in repeated:
                 prior -= 1
@@ -129,6 +129,11 @@ class CarryOut:
                 table = grow(request_id, computed)
             chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
         if drafts:
+            # Behind all others: the plan knows of no drafts, and what it has found must not be
+            # evicted for them.
+            for request, n, prior, _, _ in chunks:
+                if request.request_id in drafts:
+                    grow(request.request_id, prior + n)
             planned = [without_drafts(chunk, drafts) for chunk in chunks[num_noted:]]
             prefixes.note_planned(planned)
         else:
