@@ -102,8 +102,8 @@ def load_model(
         model = _model(directory, torch_dtype, torch_device, load_format == "dummy", seed)
         tokenizer = _tokenizer(directory)
     model.eval()
-    pack_linears(model)
     probed = probe(model)
+    pack_linears(model)  # now, since some quantized weights are unpacked as a model runs first
     backend = choose_backend(attention, torch_device, probed.geometry, block_size)
     return _proven(name, model, tokenizer, probed, backend)
 

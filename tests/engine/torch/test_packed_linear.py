@@ -2,11 +2,13 @@
 
 import weakref
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from slosched.engine.torch import model as model_module
 from slosched.engine.torch.model import load_model
 from slosched.engine.torch.packed_linear import PackedLinear, pack_linears
 
@@ -88,3 +90,30 @@ def test_every_linear_layer_of_a_model_on_a_cpu_is_packed() -> None:
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert linears
     assert all(isinstance(module, PackedLinear) for module in linears)
+
+
+def test_weights_that_are_unpacked_as_the_model_runs_first_are_packed_after_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """compressed-tensors unpacks so, and fails at a weight that is in an order of ours."""
+    random_model = model_module._random_model
+
+    def compressed(*args: Any) -> Any:
+        model = random_model(*args)
+
+        def unpack(_model: nn.Module, _args: Any) -> None:
+            hook.remove()
+            for layer in model.modules():
+                if isinstance(layer, nn.Linear):
+                    layer.weight.data_ptr()
+                    layer.weight.data = layer.weight.data.to(torch.float32)
+
+        hook = model.register_forward_pre_hook(unpack)
+        for layer in model.model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data = layer.weight.data.to(torch.float8_e4m3fn)
+        return model
+
+    monkeypatch.setattr(model_module, "_random_model", compressed)
+    model = load_model("tiny-random", device="cpu", dtype="float32").model
+    assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {PackedLinear}
