@@ -30,8 +30,8 @@ def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
     """Return the transformers model in a directory, on the CPU, with slosched's attention.
 
     Raises ModelUnavailableError if the files cannot be read, lack a weight of the model, or have
-    one that its layers leave out, and UnsupportedModelError for a model that takes no attention but
-    its own.
+    one that does not fit or that its layers leave out, and UnsupportedModelError for a model that
+    takes no attention but its own.
     """
     disable_progress_bar()  # it would mix with the caller's own
     try:
@@ -43,6 +43,7 @@ def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
                 local_files_only=True,
                 trust_remote_code=False,  # else it asks at the terminal
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below
             )
     except UNREADABLE as error:
         raise ModelUnavailableError(f"the model in {directory} cannot be read: {error}") from error
@@ -51,6 +52,14 @@ def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
         raise ModelUnavailableError(
             f"the *.safetensors in {directory} lack {len(missing)} of the model's weights, among "
             f"them {missing[0]!r}: were all files copied?"
+        )
+    if misfits := sorted(found["mismatched_keys"]):
+        name, *shapes = misfits[0]
+        there, wanted = map(list, shapes)
+        raise ModelUnavailableError(
+            f"{len(misfits)} of the weights in {directory} have other shapes than config.json "
+            f"gives them, among them {name!r}: {there}, not {wanted}; config.json is that of "
+            "another model, or the weights are packed by a quantization that it does not name"
         )
     # It leaves out what it does not know, such as the scales of quantized weights.
     layers = {name.rpartition(".")[0] for name, _ in model.named_parameters()}

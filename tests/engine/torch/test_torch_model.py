@@ -218,6 +218,16 @@ def test_a_weight_that_a_layer_leaves_out_is_named(
         load_model(str(tmp_path), dtype="float32", device="cpu")
 
 
+def test_a_weight_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
+    """transformers told of an option that nobody had set, and of a report above."""
+    load_model("tiny-random", dtype="float32", device="cpu").model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 300}))
+    message = r"2 of .* among them 'lm_head.weight': \[259, 64\], not \[300, 64\]"
+    with pytest.raises(ModelUnavailableError, match=message):
+        load_model(str(tmp_path), dtype="float32", device="cpu")
+
+
 def test_logits_too_large_for_a_dtype_are_not_blamed_on_attention(tmp_path: Path) -> None:
     load_model("tiny-random", dtype="float32", device="cpu").model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
