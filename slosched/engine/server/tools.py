@@ -145,10 +145,13 @@ def _list_of_calls(schemas: Mapping[str, Body], *, is_parallel: bool) -> Body:
 
 
 def _below(schema: object, place: str) -> object:
-    """Return a schema whose references to its own root lead to `place` instead."""
+    """Return a schema whose references to its own root lead to `place` instead.
+
+    A schema with an `$id` of its own is the root of its references wherever it stands.
+    """
     if isinstance(schema, list):
         return [_below(each, place) for each in schema]
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or isinstance(schema.get("$id"), str):
         return schema
     return {
         name: f"{place}{value[1:]}"

@@ -86,6 +86,20 @@ def test_an_answer_calls_functions_with_arguments_that_fit(
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("name", ["https://example.com/weather.json", "weather"])
+def test_a_schema_may_have_an_id_and_references(
+    client: openai.OpenAI, choice: Any, name: str
+) -> None:
+    """They are looked for in the schema of this id, wherever it stands among others."""
+    function: Any = WEATHER["function"]
+    parameters = {"$id": name, **function["parameters"]}
+    named = {"type": "function", "function": {**function, "parameters": parameters}}
+    fields = {"tool_choice": choice, "parallel_tool_calls": False, "tools": [named, TIME]}
+    [call] = ask(client, **fields).choices[0].message.tool_calls
+    check_call(call.function.name, call.function.arguments)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_stream_has_the_same_calls_piece_by_piece(client: openai.OpenAI, choice: Any) -> None:
     fields = {"tool_choice": choice, "parallel_tool_calls": False, "n": 2}
     whole = ask(client, **fields)
