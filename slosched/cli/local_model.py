@@ -206,7 +206,9 @@ def make_grammars(local: LocalModel) -> GrammarCompiler:
         return NoGrammars(
             "structured output needs a model with a tokenizer.json, which this has not"
         )
+    # A tokenizer may have more tokens than its model, as that of Gemma 3 has one for images.
+    vocab_size = max(loaded.vocab_size, backend.get_vocab_size())
     try:
-        return GuidanceCompiler(backend.to_str(), loaded.vocab_size, loaded.eos_token_ids)
+        return GuidanceCompiler(backend.to_str(), vocab_size, loaded.eos_token_ids)
     except (LibraryMissingError, ValueError) as error:
         return NoGrammars(str(error))

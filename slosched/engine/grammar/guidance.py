@@ -48,9 +48,10 @@ class LibraryMissingError(SloschedError):
 class GuidanceCompiler:
     """A compiler for one vocabulary, of which creating takes a second for 150,000 tokens.
 
-    `tokenizer_json` is the whole of a tokenizer in the format of the package tokenizers.  `eos`
-    are the tokens with which the model ends an output; an answer ends with one of them as soon as
-    its grammar allows no more, and may end with one wherever the grammar is complete.
+    `tokenizer_json` is the whole of a tokenizer in the format of the package tokenizers, and
+    `vocab_size` at least the number of its tokens.  `eos` are the tokens with which the model ends
+    an output; an answer ends with one of them as soon as its grammar allows no more, and may end
+    with one wherever the grammar is complete.
 
     Raises LibraryMissingError without llguidance, ValueError for a tokenizer that it cannot read.
     """

@@ -8,11 +8,14 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from live_server import live, post, post_together, server_process, stream, with_client
 
+from slosched.cli.local_model import LocalModel, make_grammars
 from slosched.core import EndReason, OutputGrammar, Request, SamplingParams
 from slosched.engine.background import InBackground
 from slosched.engine.grammar import Definition, GuidanceCompiler, Kind, LibraryMissingError
@@ -382,6 +385,24 @@ def test_an_emulated_device_and_a_missing_library_say_so(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(LibraryMissingError, match=r"pip install 'slosched\[grammar\]'"):
         GuidanceCompiler("{}", 10, {2})
+
+
+def test_a_tokenizer_may_have_a_token_that_its_model_has_not(model: LoadedModel) -> None:
+    """There were no grammars for Gemma 3 without images, whose tokenizer has a token for one."""
+    tokenizer = deepcopy(model.tokenizer)
+    assert tokenizer is not None
+    tokenizer.add_tokens(["<image>"])
+    assert len(tokenizer) > model.vocab_size
+    executor = TorchExecutor(model, num_blocks=8, block_size=4)
+    local = LocalModel(replace(model, tokenizer=tokenizer), executor, 8, 0, 4)
+    grammar = make_grammars(local).compile(Definition(Kind.CHOICE, '["<image>"]'))
+    engine = Engine(Scheduler(FCFS(), KVCache(8, 4)), executor, MonotonicClock())
+    sampling = SamplingParams(grammar=grammar)
+    request = Request("0", 0.0, 3, 20, prompt_token_ids=[30, 40, 50], sampling=sampling)
+    engine.scheduler.queue(request)
+    while engine.has_work:
+        engine.step()
+    assert tokenizer.decode(request.output_token_ids, skip_special_tokens=True) == "<image>"
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
