@@ -35,6 +35,13 @@ _LIMITS = {
 """Limits of llguidance: about 8 ms for the lexer and 1 ms for the parser in one step of a request,
 and 100 MB for the states of a lexer."""
 
+_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
+"""What llguidance knows as the `format` of a string.  It refuses others, such as `password`."""
+_VALUES = ("const", "default", "enum", "examples")
+"""Keywords of a JSON schema with values of the instance, in which nothing is a keyword."""
+
 _UNFORCED = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 """A grammar whose option holds for the one before it: where only one text can follow, any tokens
 may write it.  Else llguidance wants those of its tokenizer, which it then refuses if one of them is
@@ -94,7 +101,8 @@ class GuidanceCompiler:
         matcher, text = self._library.LLMatcher, definition.text
         if definition.kind is Kind.JSON_SCHEMA:
             options = _json_options(definition)
-            return str(matcher.grammar_from_json_schema(text, overrides=options))
+            schema = json.dumps(_without_unknown_formats(json.loads(text)))
+            return str(matcher.grammar_from_json_schema(schema, overrides=options))
         if definition.kind is Kind.STRUCTURAL_TAGS:
             return _of_lark(self._tagged(definition))
         if definition.kind is Kind.CHOICE:
@@ -125,7 +133,8 @@ class GuidanceCompiler:
                 head = f"tag_{i}_head"
                 lines.append(f"{head}[lazy]: TEXT {json.dumps(trigger)}")
             rest, end = str(tag["begin"]).removeprefix(trigger), str(tag["end"])
-            schema = json.dumps({**tag["schema"], "x-guidance": options})
+            known: Any = _without_unknown_formats(tag["schema"])
+            schema = json.dumps({**known, "x-guidance": options})
             lines.append(f"tag_{i}: {head} {self._words(rest)} %json {schema} {self._words(end)}")
         return "\n".join(lines)
 
@@ -141,6 +150,22 @@ class GuidanceCompiler:
         ids = self._tokenizer.tokenize_str(text, parse_special=True)
         is_special = len(ids) == 1 and self._tokenizer.is_special_token(ids[0])
         return f"<[{ids[0]}]>" if is_special else None
+
+
+def _without_unknown_formats(schema: object) -> object:
+    """Return a JSON schema without formats of strings that llguidance does not know.
+
+    JSON Schema's specification has unknown ones ignored.
+    """
+    if isinstance(schema, list):
+        return [_without_unknown_formats(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: value if name in _VALUES else _without_unknown_formats(value)
+        for name, value in schema.items()
+        if name != "format" or not isinstance(value, str) or value in _FORMATS
+    }
 
 
 def _of_lark(text: str) -> str:

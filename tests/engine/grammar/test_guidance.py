@@ -74,6 +74,17 @@ TAGS = [
 ]
 
 
+SECRET = {
+    "type": "object",
+    "properties": {
+        "format": {"type": "string", "format": "password", "writeOnly": True},
+        "kind": {"const": {"format": "odd"}},
+    },
+    "required": ["format", "kind"],
+    "additionalProperties": False,
+}
+
+
 def tagged(*tags: dict[str, Any], stops_after_first: bool = False) -> str:
     return json.dumps({"tags": tags, "stops_after_first": stops_after_first})
 
@@ -111,6 +122,16 @@ def tagged(*tags: dict[str, Any], stops_after_first: bool = False) -> str:
             Definition(Kind.JSON_SCHEMA, '{"type": "array"}', whitespace_pattern=""),
             ["[1,2]"],
             ["[ 1,2]", "[1, 2]"],
+        ),
+        (  # what pydantic writes for a list of dates, and for a SecretStr beside a Literal
+            Definition(Kind.JSON_SCHEMA, '{"items": {"type": "string", "format": "date"}}'),
+            ['["2026-11-28"]', "[]"],
+            ['["today"]'],
+        ),
+        (
+            Definition(Kind.JSON_SCHEMA, json.dumps(SECRET)),
+            ['{"format":"x","kind":{"format":"odd"}}'],
+            ['{"format":1,"kind":{"format":"odd"}}', '{"format":"x","kind":{}}'],
         ),
         (Definition(Kind.REGEX, r"a+\d{2}"), ["aa07"], ["a1", "a123", "07"]),
         (Definition(Kind.REGEX, r"^(ja|nein)$"), ["ja", "nein"], ["jan", "j"]),
@@ -224,7 +245,7 @@ def test_outputs_of_one_grammar_do_not_disturb_each_other(
         (Kind.JSON_SCHEMA, '{"not": {}}', "not"),
         (Kind.JSON_SCHEMA, '{"$ref": "#/nowhere"}', "nowhere"),
         (Kind.JSON_SCHEMA, '{"$ref": "https://example.com/schema"}', "example.com"),
-        (Kind.JSON_SCHEMA, '{"items": ' * 800 + "{}" + "}" * 800, "recursion limit"),
+        (Kind.JSON_SCHEMA, '{"items": ' * 800 + "{}" + "}" * 800, "recursion"),
         (Kind.REGEX, "(a", "unclosed"),
         (Kind.REGEX, "a" * 65_537, "65537 characters, at most 65536"),
         (Kind.REGEX, "(" * 30_000 + ")" * 30_000, "invalid regex"),
