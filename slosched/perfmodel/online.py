@@ -222,12 +222,14 @@ class OnlineModel:
             decodes.decode_context_tokens != shape.decode_context_tokens
             or decodes.num_decodes != shape.num_decodes
             or decodes.max_context_tokens != shape.max_decode_context_tokens
+            or decodes.num_draft_tokens != shape.num_draft_tokens
             or decodes.num_swapped_blocks != shape.num_swapped_blocks
         ):
             decodes.num_decodes = shape.num_decodes
             decodes.decode_context_tokens = shape.decode_context_tokens
             decodes.max_context_tokens = shape.max_decode_context_tokens
             decodes.max_decode_context_tokens = shape.max_decode_context_tokens
+            decodes.num_draft_tokens = shape.num_draft_tokens
             decodes.num_swapped_blocks = shape.num_swapped_blocks
             self._decodes_s = self.base.predict(decodes)
         return self._decodes_s

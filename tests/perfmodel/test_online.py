@@ -335,6 +335,22 @@ def test_a_small_chunk_takes_at_least_the_time_of_the_decodes_that_it_joins() ->
         assert model.predict(with_chunk) >= model.predict(without) > model.predict(DECODES)
 
 
+def test_a_chunk_costs_something_beside_decodes_that_verify_drafts() -> None:
+    """The decodes that a step is compared with verify their draft tokens, too."""
+    device = make_model()
+    model = OnlineModel(device)
+    for _ in range(300):
+        model.observe(DECODES, 1.2 * device.predict(DECODES))
+        model.observe(MIXED, 0.7 * device.predict(MIXED))
+    for num_drafts in (0, 8, 4):  # the contexts stay, so that only the drafts tell them apart
+        drafting = DECODES.copy()
+        drafting.num_draft_tokens = num_drafts * drafting.num_decodes
+        with_chunk = drafting.copy()
+        with_chunk.add(2, 0)
+        assert model.predict(with_chunk) >= model.predict(drafting)
+        assert model.predict_upper(with_chunk) >= model.predict_upper(drafting)
+
+
 @pytest.mark.parametrize("chunk", [(1, 0), (1, 700), (2, 0), (500, 0), (500, 1000)])
 def test_a_prefill_alone_follows_the_bias_though_it_is_cached(chunk: tuple[int, int]) -> None:
     device = make_model()
