@@ -157,13 +157,13 @@ def operator_tables(measurements: Sequence[Measurement], graphs: StepGraphs) -> 
     many = [m for m in rows if len(m.chunks) > 1]
     if not many:
         return as_run, _NO_REQUESTS
-    counts = np.array([float(m.shape.num_reqs) for m in many])
+    many.sort(key=lambda m: m.shape.num_reqs)  # a file may have them in any order
     tokens = np.array([float(m.shape.num_tokens) for m in many])
-    extra_s = np.maximum.accumulate(np.array([m.seconds for m in many]) - layers.at(tokens))
-    extra_s = np.maximum(0.0, extra_s)
-    return as_run, Table(
-        (1, *counts.astype(int).tolist()), (0.0, *np.maximum.accumulate(extra_s).tolist())
-    )
+    extra_s = np.array([m.seconds for m in many]) - layers.at(tokens)
+    extra_s = np.maximum.accumulate(np.maximum(0.0, extra_s))
+    counts = [m.shape.num_reqs for m in many]
+    table = {1: 0.0, **dict(zip(counts, extra_s.tolist(), strict=True))}  # the most of each count
+    return as_run, Table(tuple(table), tuple(table.values()))
 
 
 def fit_free_separate(

@@ -110,6 +110,16 @@ def test_a_form_is_recovered_from_noisy_times_of_a_device_of_that_form(
     assert evaluate(report.model, fresh(truth)).mape < allowed
 
 
+def test_the_rows_of_layers_may_come_in_any_order_and_more_than_once() -> None:
+    rows = layers_rows(SEPARATE_TRUTH)
+    as_written, mixed_up = (
+        fit(profile_of(SEPARATE_TRUTH, rows=order), "profiled-separate", num_folds=2).model
+        for order in (rows, [*rows[::-1], Measurement(((2, 0),) * 8, 0.5e-3, part=Part.LAYERS)])
+    )
+    assert mixed_up.parameters()["requests"] == as_written.parameters()["requests"]
+    assert mixed_up.parameters()["layers"] == as_written.parameters()["layers"]
+
+
 def test_without_noise_separate_attention_is_found_to_the_parameter() -> None:
     report = fit(
         profile_of(SEPARATE_TRUTH, noise=0.0, rows=layers_rows(SEPARATE_TRUTH)), "profiled-separate"
