@@ -211,9 +211,14 @@ def _parse_header(line: str, path: Path) -> dict[str, str]:
     if not line.startswith(_HEADER):
         return {}
     try:
-        return dict(json.loads(line.removeprefix(_HEADER)))
+        facts = dict(json.loads(line.removeprefix(_HEADER)))
     except (TypeError, ValueError) as error:
         raise MeasurementError(f"{path}, line 1: the provenance is not JSON: {error}") from error
+    return {
+        name: fact if isinstance(fact, str) else json.dumps(fact)  # by hand, one writes numbers
+        for name, fact in facts.items()
+        if fact is not None
+    }
 
 
 def _row(measurement: Measurement) -> tuple[str | int, ...]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slosched.core import BatchShape
 from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
+from slosched.perfmodel.graphs import graphs_of
 from slosched.perfmodel.measurement import (
     MeasurementError,
     append_measurement,
@@ -134,6 +135,16 @@ def test_a_file_that_is_no_profile_says_why(tmp_path: Path, text: str, message: 
     path.write_text(text)
     with pytest.raises(MeasurementError, match=message):
         read_profile(path)
+
+
+def test_facts_that_were_written_as_numbers_are_read_as_text(tmp_path: Path) -> None:
+    """Who adds a fact to the first line of a profile by hand writes a number as a number."""
+    path = tmp_path / "mine.csv"
+    facts = '{"num_experts": 8, "graph_sizes": 512, "gpu": null, "model": "mine"}'
+    path.write_text(f"# slosched profile {facts}\n{HEADER}\n1@5,0,0.1,1,0\n")
+    profile = read_profile(path)
+    assert profile.provenance == {"num_experts": "8", "graph_sizes": "512", "model": "mine"}
+    assert graphs_of(profile.provenance).sizes == (512,)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00binary"])
