@@ -23,14 +23,17 @@ def read_metrics(url: str) -> Snapshot:
     page = f"{url}/metrics"
     try:
         with urllib.request.urlopen(page, timeout=_TIMEOUT_S) as response:
-            text = response.read().decode()
+            text = response.read()
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)  # urllib wraps what went wrong
         why = getattr(why, "strerror", None) or why
         raise NoMetricsError(
             f"{page}: {why}; is a server running there? Start one with `slosched serve`"
         ) from error
-    snapshot = parse_metrics(text, time.time())
+    try:
+        snapshot = parse_metrics(text.decode(), time.time())
+    except ValueError:  # another program's page, perhaps of HTML
+        snapshot = Snapshot(time.time())
     if any(name.startswith("slosched:route_") for name in snapshot.samples):
         raise NoMetricsError(
             f"{page} is of a router, which runs no requests itself; name one of its servers"

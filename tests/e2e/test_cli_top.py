@@ -7,10 +7,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from command_line import SLOSCHED, Said
 from live_server import Live, live
+from small_server import answering
 
 from slosched.cli.live_metrics import Span
 from slosched.core import SLO
@@ -90,6 +92,20 @@ def test_where_there_is_no_server_it_says_so(cli: Cli, url: str, complaint: str)
     said = cli("top", url, "--once")
     assert said.status in (1, 2)
     assert complaint in said.complaint
+
+
+@pytest.mark.parametrize("page", [b"<script>\nconst app = 1\n</script>", b"\xff\xfe", b"up 1\n"])
+def test_a_page_of_another_program_has_no_metrics(cli: Cli, page: bytes) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+    with answering(Other) as url:
+        said = cli("top", url, "--once")
+    assert said.status == 1
+    assert "has no metrics of slosched or vLLM" in said.complaint
 
 
 def test_engines_of_one_server_count_together() -> None:
