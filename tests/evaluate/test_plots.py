@@ -317,6 +317,15 @@ def test_a_timeline_with_records_shows_the_slack_and_how_late_the_most_urgent_wa
     assert drawn(figure)
 
 
+def test_slack_of_a_few_milliseconds_has_an_axis_that_can_be_read():
+    """A symmetric logarithmic axis has ticks at 0.1 s and more, and at 0."""
+    tight = replace(finished(0, 0.03), slo=SLO(0.02, 0.02))
+    slack_axes = timeline([step(0, 0.03, 10, 0)], [tight], RULE).axes[3]
+    low, high = slack_axes.get_ylim()
+    assert -0.1 < low < high < 0.1
+    assert sum(low < tick < high for tick in slack_axes.get_yticks()) >= 3
+
+
 def test_a_timeline_of_steps_without_length_or_of_none():
     assert drawn(timeline([step(0, 0.5, 10, 0)]))
     with pytest.raises(ValueError, match="no steps"):

@@ -26,6 +26,8 @@ from slosched.metrics import RequestRecord, StepRow, least_slack_s
 from slosched.metrics.columns import FloatArray
 
 _MAX_BINS = 400
+_LINEAR_S = 0.1
+"""Slack up to which its axis is linear."""
 _AREA: dict[str, Any] = {"step": "post", "linewidth": 0.0}
 
 
@@ -109,7 +111,7 @@ def _memory(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
 
 
 def _slack(axes: Axes, slack_s: FloatArray, edges: FloatArray) -> None:
-    """Draw slack on an axis that is linear up to 0.1 s and logarithmic beyond.
+    """Draw slack on an axis that is linear up to `_LINEAR_S` and logarithmic beyond.
 
     So gaps between tokens and waits in the queue fit into one picture.
     """
@@ -119,7 +121,8 @@ def _slack(axes: Axes, slack_s: FloatArray, edges: FloatArray) -> None:
     late: dict[str, Any] = {"facecolor": ORANGE, "edgecolor": VERMILION, "hatch": "/////"}
     axes.fill_between(edges, 0, np.minimum(slack, 0), label="late", **late, **_AREA)
     axes.axhline(0, color=GREY, linewidth=0.8)
-    axes.set_yscale("symlog", linthresh=0.1)
+    if np.nanmax(np.abs(slack), initial=0.0) > _LINEAR_S:  # or else there were ticks at 0 alone
+        axes.set_yscale("symlog", linthresh=_LINEAR_S)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(ylabel="slack (s)")
 
