@@ -15,6 +15,8 @@ from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.server_time import ServerTime
 
 MODEL_FORMAT = "slosched-latency-model/2"
+_WORDS = ("attention", "features", "kind")
+"""The names of parameters that may be words; all others are numbers."""
 
 DEFAULT_MODEL = "rtx4090/llama-3.1-8b"
 """The bundled model of a simulation that names none: measured kernels on a common GPU."""
@@ -102,12 +104,12 @@ def _parse(text: bytes, source: str, *, force: bool = False) -> FittedModel:
         _check_numbers("noise", noise)
         return READERS[form](
             parameters,
-            provenance=document.get("provenance", {}),
+            provenance=dict(document.get("provenance", {})),
             held_out_error=document.get("held_out_error_percent", {}),
             server_time=ServerTime(**server_time),
             noise=noise,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelFileError(
             f"{source} is not a latency model ({type(error).__name__}: {error}); "
             "write one with `slosched fit`"
@@ -115,12 +117,12 @@ def _parse(text: bytes, source: str, *, force: bool = False) -> FittedModel:
 
 
 def _check_numbers(name: str, value: object) -> None:
-    """Raise ValueError if a number of the model is not finite or is negative."""
+    """Raise ValueError unless all values but `_WORDS` are finite numbers that are not negative."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_numbers(key, inner)
     elif isinstance(value, list):
         for inner in value:
             _check_numbers(name, inner)
-    elif isinstance(value, int | float) and not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, but is {value!r}")
+    elif name not in _WORDS and not (isinstance(value, int | float) and 0 <= value < math.inf):
+        raise ValueError(f"{name} must be a number, finite and not negative, but is {value!r}")

@@ -76,6 +76,14 @@ def linear(attention: str = "exact", **changes: object) -> dict[str, object]:
     return {"attention": attention, "coefficients": vars(MODEL.coefficients) | changes}
 
 
+def layered(part: str, **changes: object) -> str:
+    """Return the file of a bundled model, with changes in a part of its attention."""
+    model = load_model("rtx4090/llama-3.1-8b")
+    parameters = model.parameters()
+    parameters["attention"][part] |= changes
+    return saved(form=model.form, parameters=parameters)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -93,9 +101,14 @@ def linear(attention: str = "exact", **changes: object) -> dict[str, object]:
         (saved(parameters=linear(c8=1)), "unexpected keyword .*'c8'"),
         (
             saved(parameters=linear(per_token_s=-1)),
-            "per_token_s must be finite and not negative, but is -1",
+            "per_token_s must be a number, finite and not negative, but is -1",
         ),
-        (saved(parameters=linear(per_token_s="1")), "not a latency mod"),
+        (saved(parameters=linear(per_token_s="1")), "per_token_s must be a number, .* is '1'"),
+        (layered("decode", per_request_s="3e-6"), "per_request_s must be a number, .* is '3e-6'"),
+        (layered("decode", launch_s=None), "launch_s must be a number, .* is None"),
+        (layered("kernel", l2_tokens=0), "not a latency model .ZeroDivisionError"),
+        (saved(held_out_error_percent=3.2), "not a latency model .AttributeError"),
+        (saved(provenance="my GPU"), "not a latency model .ValueError"),
     ],
 )
 def test_a_file_that_is_no_model_says_why(tmp_path: Path, text: str, message: str) -> None:
