@@ -11,7 +11,7 @@ from slosched.cli.local_model import LocalModel
 from slosched.cli.profile_run import MIN_ROWS, ProfileRun, run_profile
 from slosched.core import Limits
 from slosched.perfmodel import FittedModel, fit, load_model, save_model
-from slosched.perfmodel.store import MODEL_FORMAT
+from slosched.perfmodel.store import MODEL_FORMAT, ModelFileError
 
 _QUICK_BATCHES = 60
 _QUICK_CONTEXT_TOKENS = 2048
@@ -24,19 +24,31 @@ def calibrated_model(
 ) -> FittedModel:
     """Return the latency model of this model on this device, and print its error.
 
-    It comes from the cache. If the cache has none, or if `anew` is true, the model is profiled now.
+    It comes from the cache. If the cache has none that can be read, or if `anew` is true, the model
+    is profiled now.
     """
     from slosched.engine.torch import default_cache_dir
 
     path = default_cache_dir() / "latency" / f"{_fingerprint(local, limits)}.json"
-    is_kept = path.exists() and not anew
-    model = load_model(path) if is_kept else _measured_model(local, limits, calibrate_s, path)
+    kept = None if anew else _kept_model(path)
+    model = kept or _measured_model(local, limits, calibrate_s, path)
     date = model.provenance.get("date", "before")
-    how = f"measured {date}, --recalibrate does so anew" if is_kept else "measured now"
+    how = "measured now" if kept is None else f"measured {date}, --recalibrate does so anew"
     console.print(f"latency model: {_wrong_by(model)} ({how}; {path})", markup=False)
     if model.held_out_error.get("mape", 0.0) > _POOR_PERCENT:
         _warn_of_poor(model, calibrate_s)
     return model
+
+
+def _kept_model(path: Path) -> FittedModel | None:
+    """Return the model of an earlier start; None if there is none, or half of one."""
+    if not path.exists():
+        return None
+    try:
+        return load_model(path)
+    except ModelFileError as error:
+        console.print(f"the latency model that was kept is of no use: {error}", markup=False)
+        return None
 
 
 def _measured_model(

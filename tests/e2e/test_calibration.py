@@ -73,6 +73,14 @@ def test_a_poor_calibration_says_so_at_every_start_until_it_is_measured_anew(
     assert json.loads(path.read_text())["held_out_error_percent"]["mape"] != 21.4
     assert "21.4 %" not in start()
 
+    path.write_text(path.read_text()[:100])  # as a full disk leaves it
+    said = start()
+    assert f"the latency model that was kept is of no use: {path.name}" in said.replace(
+        f"{path.parent}/", ""
+    )
+    assert "measured now" in said
+    assert "measured now" not in start()
+
 
 @pytest.mark.parametrize(
     "other", [("--emulate", "rtx4090/llama-3.1-8b"), ("--latency-model", "rtx4090/llama-3.1-8b")]
