@@ -108,9 +108,9 @@ def replay(
       --latency-model h100/llama-3.1-8b -o runs/hour`
 
     With --url, the server has its own policy and limits; the options for these are for the
-    simulator.  Clients wait for their answers until ten minutes after the last arrival, or disconnect
-    after --client-timeout.  Ctrl-C ends a replay against a server early and keeps what was
-    measured.
+    simulator.  Clients wait for their answers until ten minutes after the last arrival, or
+    disconnect after --client-timeout.  Ctrl-C ends a replay against a server early and keeps what
+    was measured.
     """
     long.check(url, perfetto)
     if perfetto is not None:
