@@ -13,6 +13,7 @@ from rich.markup import escape
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.local_model import ExtraMissingError
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.core import DeadlineRule
 from slosched.workload import Trace
 
@@ -108,7 +109,7 @@ def measure_live(
     effort = Effort(live.time_limit, live.max_requests)
     client = ReplayOptions(client_timeout_s=client_timeout_s, api_key=live.api_key)
     search = LiveSearch(_NAME, url, windows, plan, rule, effort, client)
-    with progress_bar() as progress:
+    with progress_bar() as progress, sigterm_as_ctrl_c():
         task = progress.add_task(f"trials at {url}", total=None)
         search.run(lambda done, n: progress.update(task, completed=done, total=n))
     measured = {_NAME: search.measured}

@@ -180,7 +180,10 @@ def test_replay_against_the_server(gpu: Server, cli: Cli) -> None:
     assert (good, worst_tenth, rejected) == ("0.0%", "0.0%", "100.0%")
 
 
-def test_ctrl_c_keeps_what_a_replay_has_measured(gpu: Server, cli: Cli) -> None:
+@pytest.mark.parametrize("ends_it", [signal.SIGINT, signal.SIGTERM])
+def test_a_replay_that_is_stopped_keeps_what_it_has_measured(
+    gpu: Server, cli: Cli, ends_it: signal.Signals
+) -> None:
     rows = ["0,50,4", "0.1,50,4", "30,50,4"]
     Path("t.csv").write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
     finished = 'finished_reason="length"'
@@ -190,7 +193,7 @@ def test_ctrl_c_keeps_what_a_replay_has_measured(gpu: Server, cli: Cli) -> None:
         # Its three warm-up requests, and the two that come at once.
         wait_until(lambda: gpu.metric("vllm:request_success_total", finished) >= num_before + 5)
         time.sleep(0.2)  # until the client has read the last answer
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), ends_it)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     try:
@@ -201,7 +204,7 @@ def test_ctrl_c_keeps_what_a_replay_has_measured(gpu: Server, cli: Cli) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert said.status == 130
-    assert "stopped by Ctrl-C: 2 of 3 requests had ended" in said.out
+    assert "stopped: 2 of 3 requests had ended" in said.out
     assert "2 of 3 requests of t, judged by" in said.out
     assert "no request was promised a time" in said.out
     assert len(read_records(Path("live/records.jsonl")).records) == 2

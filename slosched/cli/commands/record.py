@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from slosched.cli.console import console, progress_bar
 from slosched.cli.options import server_url
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.perfmodel.measurement import append_server_time
 from slosched.replay.recorder import RecordError, Recording, record_steps
 
@@ -30,11 +31,11 @@ RecordUrl = Annotated[
 def record_to(
     out: Path, url: str, time_limit_s: float, overwrite: bool, api_key: str | None
 ) -> None:
-    """Write the server's steps to `out` until the time is up, the server stops, or Ctrl-C."""
+    """Write the steps to `out` until the time is up, the server stops, or Ctrl-C or SIGTERM."""
     if out.exists() and not overwrite:
         raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
     recording = Recording(out)
-    with progress_bar() as progress:
+    with progress_bar() as progress, sigterm_as_ctrl_c():
         task = progress.add_task(f"recording {url}", total=round(time_limit_s))
 
         def show(recording: Recording, elapsed_s: float) -> None:
@@ -43,7 +44,7 @@ def record_to(
         try:
             record_steps(url, recording, time_limit_s, show, api_key)
         except KeyboardInterrupt:
-            progress.update(task, description=f"{_described(recording)}; stopped by Ctrl-C")
+            progress.update(task, description=f"{_described(recording)}; stopped")
     if recording.ended is not None:
         console.print(f"[yellow]note:[/] the server ended the recording: {escape(recording.ended)}")
     if recording.num_missing:

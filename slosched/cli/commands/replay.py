@@ -21,6 +21,7 @@ from slosched.cli.long_replay import LongOptions, open_long, replay_long
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
 from slosched.cli.promised import promised
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.cli.trace_source import note_nothing_promised
 from slosched.core import NO_SLO, DeadlineRule, RequestStatus
@@ -109,8 +110,8 @@ def replay(
 
     With --url, the server has its own policy and limits; the options for these are for the
     simulator.  Clients wait for their answers until ten minutes after the last arrival, or
-    disconnect after --client-timeout.  Ctrl-C ends a replay against a server early and keeps what
-    was measured.
+    disconnect after --client-timeout.  Ctrl-C and SIGTERM end a replay against a server early and
+    keep what was measured.
     """
     long.check(url, perfetto)
     if perfetto is not None:
@@ -226,7 +227,7 @@ def _leave(
 
 
 class ReplayStopped(KeyboardInterrupt):
-    """Ctrl-C during a replay, with the records of the requests that had ended."""
+    """Ctrl-C or SIGTERM during a replay, with the records of the requests that had ended."""
 
     def __init__(self, records: list[RequestRecord]) -> None:
         super().__init__()
@@ -236,14 +237,14 @@ class ReplayStopped(KeyboardInterrupt):
 def _replay_until_ctrl_c(
     trace: Trace, url: str, seed: int, client_timeout_s: float | None, api_key: str | None
 ) -> list[RequestRecord]:
-    """Return the records of all requests, or after Ctrl-C of those that had ended."""
+    """Return the records of all requests, or after Ctrl-C or SIGTERM of those that had ended."""
     try:
         return replay_live(trace, url, seed, client_timeout_s, api_key)
     except ReplayStopped as stopped:
         if not stopped.records:
             raise
         console.print(
-            f"[yellow]note:[/] stopped by Ctrl-C: {len(stopped.records)} of {len(trace)} requests "
+            f"[yellow]note:[/] stopped: {len(stopped.records)} of {len(trace)} requests "
             "had ended; those that were still being served or not yet sent are left out"
         )
         return stopped.records
@@ -258,7 +259,7 @@ def replay_live(
 ) -> list[RequestRecord]:
     """Replay against a server with a progress bar; print a note if the client sent anything late.
 
-    Raise ReplayStopped on Ctrl-C.
+    Raise ReplayStopped on Ctrl-C or SIGTERM.
     """
     try:
         from slosched.replay.client import ReplayOptions  # aiohttp is an extra
@@ -270,7 +271,7 @@ def replay_live(
         ) from error
     ended: list[RequestRecord] = []
     client = ReplayOptions(seed=seed, client_timeout_s=client_timeout_s, api_key=api_key)
-    with progress_bar() as progress:
+    with progress_bar() as progress, sigterm_as_ctrl_c():
         task = progress.add_task(f"replaying against {url}", total=len(trace))
 
         def on_record(record: RequestRecord) -> None:

@@ -36,7 +36,7 @@ _PAUSE_S = 0.5
 _PATIENT = SLO(ttft_s=3600.0, tpot_s=3600.0)
 """An SLO with which no policy rejects a request, used instead of the server's default."""
 
-BY_CTRL_C = "Ctrl-C"
+BY_CTRL_C = "Ctrl-C or SIGTERM"
 OnProgress = Callable[[int, int], None]
 """A function that is called with the number of trials done and the expected total."""
 
