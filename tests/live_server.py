@@ -63,7 +63,7 @@ class Device(EmulatedExecutor):
         self.gate.set()
         self.entered = threading.Event()
         """Set when a step begins."""
-        self.fault: Exception | None = None
+        self.fault: BaseException | None = None
         self.release_fault: Exception | None = None
         self.released: queue.Queue[str] = queue.Queue()
         """Requests that have ended, in order; their KV blocks are already free."""

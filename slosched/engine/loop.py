@@ -162,7 +162,7 @@ class Engine:
             if batch.output.num_scheduled_tokens.keys() - result.token_ids.keys():
                 _check_tokens(batch, result)
             return result
-        except Exception:
+        except BaseException:  # a panic of a library in Rust is no Exception
             self.num_faults += 1
             self.scheduler.on_failed_step(batch, self.clock.now_s())
             raise

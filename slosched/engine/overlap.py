@@ -71,7 +71,7 @@ class OverlappedEngine(Engine):
         self._running = None
         try:
             self._running = self._launch_behind(running)
-        except Exception:
+        except BaseException:
             self._settle(running)
             raise
         return self._record(running)

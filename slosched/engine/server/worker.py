@@ -273,7 +273,7 @@ class EngineWorker:
                 self._abort_all(EndReason.FAULT)  # those that were left behind in a step
                 self._report({}, self._engine.take_ended())
                 self._die(self._broken)
-        except Exception as error:  # a bug in slosched: no request may be left waiting
+        except BaseException as error:  # a bug in slosched: no request may be left waiting
             log.exception("the engine thread died")
             self._die(f"its engine thread died of {_describe(error)}")
         finally:
@@ -320,7 +320,7 @@ class EngineWorker:
             return
         try:
             self._step(self._engine.settle)
-        except Exception as error:
+        except BaseException as error:
             operation.result.set_exception(error)
             raise
         if self._broken is not None:
@@ -328,7 +328,7 @@ class EngineWorker:
             return
         try:
             operation.result.set_result(operation.run(self._engine))
-        except Exception as error:
+        except BaseException as error:
             operation.result.set_exception(error)
 
     def _abort_all(self, reason: EndReason) -> None:
@@ -342,7 +342,7 @@ class EngineWorker:
         self.watchdog.began()
         try:
             record = run()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             self._handle_failed_step(error, is_fault=self._engine.num_faults > num_faults)
             return
         finally:
@@ -361,7 +361,7 @@ class EngineWorker:
         self._report(_emitted(record), record.ended, whys, result.logprobs)
         self.steps.publish(record)
 
-    def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
+    def _handle_failed_step(self, error: BaseException, *, is_fault: bool) -> None:
         """Fail the requests of the step after a device's fault, or all requests after a policy's
         bug."""
         what = _describe(error)
@@ -467,5 +467,5 @@ def _emitted(record: StepRecord) -> Mapping[str, Sequence[int]]:
     }
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

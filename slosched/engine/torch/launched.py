@@ -48,12 +48,12 @@ class LaunchedStep:
     def __init__(self, collect: Callable[[], StepResult]) -> None:
         self._lock = threading.Lock()
         self._collect: Callable[[], StepResult] | None = collect
-        self._outcome: StepResult | Exception = StepResult({})
+        self._outcome: StepResult | BaseException = StepResult({})
 
     def result(self) -> StepResult:
         """Wait for the device; return the outcome of the step, or raise its error."""
         outcome = self._waited()
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -61,12 +61,12 @@ class LaunchedStep:
         """Wait for the device; an error is raised where the result is asked for."""
         self._waited()
 
-    def _waited(self) -> StepResult | Exception:
+    def _waited(self) -> StepResult | BaseException:
         with self._lock:
             if self._collect is not None:
                 try:
                     self._outcome = self._collect()
-                except Exception as error:
+                except BaseException as error:
                     self._outcome = error
                 self._collect = None  # it refers to all requests of the step
             return self._outcome

@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from live_server import Live, live, parse_events, post, server_process, stream, with_client
+from live_server import (
+    Live,
+    live,
+    parse_events,
+    post,
+    server_process,
+    stream,
+    with_client,
+)
 
 from slosched.core import (
     SLO,
@@ -144,6 +152,10 @@ def test_an_answer_that_cannot_be_written_ends_with_an_error_and_counts_as_a_fau
         assert server.num_held_blocks == 0
 
 
+class Panic(BaseException):
+    """What a library in Rust raises where it has a bug: no Exception."""
+
+
 @dataclass
 class Stubborn(Policy):
     """FCFS, until it is told to raise."""
@@ -151,6 +163,8 @@ class Stubborn(Policy):
     how: str = ""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        if self.how == "panic":
+            raise Panic("index out of bounds")
         if self.how == "illegal":
             return SchedulerOutput(num_scheduled_tokens={"nobody": 1})
         if self.how == "stall":
@@ -193,6 +207,18 @@ def test_a_fault_of_the_device_costs_its_batch_and_nothing_else() -> None:
         assert reasons(server) == [EndReason.FAULT, EndReason.FAULT, EndReason.LENGTH]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_panic_of_the_device_costs_its_batch_and_nothing_else(overlap: bool) -> None:
+    with live(overlap=overlap) as server:
+        server.device.fault = Panic("index out of bounds")
+        status, answer, _ = server.post(prompt="abc", max_tokens=3)
+        assert (status, answer["error"]["code"]) == (500, "engine_fault")
+        assert "index out of bounds" in answer["error"]["message"]
+        server.device.fault = None
+        assert server.post(prompt="ok", max_tokens=2)[1]["choices"][0]["text"] == "ok"
+        assert reasons(server) == [EndReason.FAULT, EndReason.LENGTH]
+
+
 def test_a_device_that_never_recovers_ends_the_engine() -> None:
     with live(max_consecutive_faults=3) as server:
         server.device.fault = RuntimeError("gone")
@@ -204,7 +230,7 @@ def test_a_device_that_never_recovers_ends_the_engine() -> None:
         assert "gone" in str(server.worker.why_broken)
 
 
-@pytest.mark.parametrize("how", ["illegal", "stall", "raise"])
+@pytest.mark.parametrize("how", ["illegal", "stall", "raise", "panic"])
 def test_a_bug_of_the_policy_ends_everything_with_a_reason(how: str) -> None:
     policy = Stubborn()
 
