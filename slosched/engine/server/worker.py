@@ -275,7 +275,7 @@ class EngineWorker:
                 self._die(self._broken)
         except BaseException as error:  # a bug in slosched: no request may be left waiting
             log.exception("the engine thread died")
-            self._die(f"its engine thread died of {_describe(error)}")
+            self._die(self._broken or f"its engine thread died of {_describe(error)}")
         finally:
             self._stopped.set()
 
@@ -376,6 +376,8 @@ class EngineWorker:
                 self._broken = f"{self._num_faults} steps failed one after the other, with {what}"
         else:
             self._broken = f"a step could not be planned or booked, with {what}"
+            # Tokens may be lost, also of requests that have finished, and cleaning up may fail.
+            self._generations.fail_all(self._broken)
         if self._broken is not None:
             self._abort_all(EndReason.FAULT)
             ended += self._engine.take_ended()

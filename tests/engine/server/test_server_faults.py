@@ -19,6 +19,7 @@ from live_server import (
     live,
     parse_events,
     post,
+    post_together,
     server_process,
     stream,
     with_client,
@@ -165,6 +166,8 @@ class Stubborn(Policy):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         if self.how == "panic":
             raise Panic("index out of bounds")
+        if self.how == "raise as one finishes" and view.num_finishing:
+            raise KeyError("a bug")
         if self.how == "illegal":
             return SchedulerOutput(num_scheduled_tokens={"nobody": 1})
         if self.how == "stall":
@@ -249,6 +252,31 @@ def test_a_bug_of_the_policy_ends_everything_with_a_reason(how: str) -> None:
         assert "planned" in str(server.worker.why_broken)
         assert reasons(server) == [EndReason.FAULT]
         assert server.num_held_blocks == 0
+
+
+def test_a_bug_that_also_breaks_the_cleaning_up_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("cannot clean up")
+
+    with live(Stubborn("raise")) as server:
+        monkeypatch.setattr(server.worker, "_abort_all", fail)
+        status, answer, _ = server.post(prompt="x", max_tokens=1)
+        assert status == 500
+        assert "planned or booked, with KeyError: 'a bug'" in answer["error"]["message"]
+        assert server.worker.wait_stopped(5)
+        assert "planned or booked, with KeyError: 'a bug'" in str(server.worker.why_broken)
+        monkeypatch.undo()
+        server.worker._abort_all(EndReason.FAULT)
+
+
+def test_an_answer_whose_last_token_is_lost_in_a_bug_is_an_error_and_not_a_short_answer() -> None:
+    bodies = [{"prompt": "abcdef", "max_tokens": 3}, {"prompt": "x", "max_tokens": 400}]
+    with live(Stubborn("raise as one finishes"), overlap=True) as server:
+        for status, answer, _ in post_together(server.url, *bodies):
+            assert (status, answer["error"]["code"]) == (500, "engine_fault"), answer
+            assert "planned or booked, with KeyError: 'a bug'" in answer["error"]["message"]
 
 
 def test_a_request_that_the_engine_loses_sight_of_is_answered() -> None:
