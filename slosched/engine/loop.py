@@ -163,8 +163,8 @@ class Engine:
                 _check_tokens(batch, result)
             return result
         except BaseException:  # a panic of a library in Rust is no Exception
-            self.num_faults += 1
             self.scheduler.on_failed_step(batch, self.clock.now_s())
+            self.num_faults += 1  # now, since else the KV cache may have spoilt blocks
             raise
         finally:
             self.waits_for = None, self.clock.now_s()

@@ -222,6 +222,22 @@ def test_a_panic_of_the_device_costs_its_batch_and_nothing_else(overlap: bool) -
         assert reasons(server) == [EndReason.FAULT, EndReason.LENGTH]
 
 
+def test_a_fault_after_which_spoilt_blocks_may_be_left_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug in cleaning up")
+
+    with live() as server:
+        server.device.fault = RuntimeError("gone")
+        monkeypatch.setattr(server.worker.scheduler, "on_failed_step", fail)
+        status, answer, _ = server.post(prompt="x", max_tokens=1)
+        assert status == 500
+        assert "a bug in cleaning up" in answer["error"]["message"]
+        assert server.worker.wait_stopped(5)
+        assert server.num_held_blocks == 0
+
+
 def test_a_device_that_never_recovers_ends_the_engine() -> None:
     with live(max_consecutive_faults=3) as server:
         server.device.fault = RuntimeError("gone")
