@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from slosched.engine.server.call_form import CLOSING, OPENING, CallForm, form_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Message = Mapping[str, object]
 """One chat message: its `role`, its `content`, and what else its template may know."""
@@ -141,6 +145,21 @@ class NoTokenizer:
         raise ValueError("this model has no tokenizer; send token ids to /v1/completions")
 
 
+def _without_panics(method: Callable[P, T]) -> Callable[P, T]:
+    """Raise RuntimeError where the library in Rust panics: its panics are no Exceptions."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise RuntimeError(f"the tokenizer panicked: {error}") from error
+
+    return call
+
+
 class HuggingFaceTokenizer:
     """A tokenizer of `transformers`, which this module does not import.
 
@@ -163,6 +182,7 @@ class HuggingFaceTokenizer:
         # Now, since the first use of a template takes a tenth of a second.
         self.call_form = self._found_call_form()
 
+    @_without_panics
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if self._backend is None:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -175,6 +195,7 @@ class HuggingFaceTokenizer:
             return 0
         return len(text.encode()) // self._longest_token_bytes
 
+    @_without_panics
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(
             list(token_ids),

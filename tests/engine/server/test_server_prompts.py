@@ -170,3 +170,19 @@ def test_an_answer_begins_with_the_space_behind_the_prompt(prompt: str) -> None:
     assert plain["choices"][0]["text"] == f" {prompt}"  # the device repeats the prompt
     assert echoed["choices"][0]["text"] == f"{prompt} {prompt}"
     assert "".join(event["choices"][0]["text"] for event in events) == f" {prompt}"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_at_which_the_tokenizer_panics_is_an_error(n: int) -> None:
+    """A panic of a library in Rust is no Exception, and with several answers nobody saw it."""
+    words = ["<unk>", "in", " "]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    inner.decoder = decoders.Strip(" ", 1, 1)
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    with live(tokenizer=HuggingFaceTokenizer(fast, len(words))) as server:
+        for is_streaming in (False, True):
+            body = {"prompt": [1, 2, 1], "max_tokens": 3, "n": n, "stream": is_streaming}
+            status, answer, _ = server.post(**body)
+            assert (status, answer["error"]["code"]) == (500, "engine_fault")
+        assert server.post(prompt=[1, 1], max_tokens=2)[0] == 200
+        assert server.num_held_blocks == 0
