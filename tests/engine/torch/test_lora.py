@@ -210,6 +210,27 @@ def test_a_request_whose_adapter_is_not_loaded_is_not_computed_without_it(
         Engine(scheduler, executor, MonotonicClock()).step()
 
 
+def test_a_step_that_fails_as_it_applies_an_adapter_leaves_the_model_as_it_was(
+    model: LoadedModel, paths: dict[str, Path]
+) -> None:
+    adapter = model.load_adapter(next(iter(paths.values())))
+    factors = {**adapter.factors, "no layer": next(iter(adapter.factors.values()))}
+
+    def first_token(**lora: Any) -> int:
+        executor = TorchExecutor(model, num_blocks=8, block_size=4)
+        scheduler = Scheduler(FCFS(), KVCache(8, 4))
+        request = Request("a", 0.0, 3, 1, prompt_token_ids=[1, 2, 3], **lora)
+        scheduler.queue(request)
+        Engine(scheduler, executor, MonotonicClock()).step()
+        return request.output_token_ids[0]
+
+    before = first_token()
+    with pytest.raises(KeyError, match="no layer"):
+        first_token(lora_id="x", adapter=LoraAdapter(factors))
+    assert not any(layer._forward_hooks for layer in model.adapter_targets.values())
+    assert first_token() == before
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls what transformers will drop
 def test_peft_computes_the_same(model: LoadedModel, paths: dict[str, Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import numpy as np
@@ -49,15 +49,11 @@ class AdapterRows:
             for name, factors in adapter.factors.items():
                 parts.setdefault(name, []).append((rows, factors))
         add = partial(_add, self._num_tokens)
-        hooks = [
-            targets[name].register_forward_hook(partial(add, layer_parts))
-            for name, layer_parts in parts.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, layer_parts in parts.items():
+                hook = targets[name].register_forward_hook(partial(add, layer_parts))
+                hooks.callback(hook.remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def _adapter_of(chunk: ScheduledChunk) -> LoraAdapter:
