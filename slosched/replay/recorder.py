@@ -85,7 +85,7 @@ def record_steps(
     Returns after `time_limit_s`, to within a second, or when the server has shut down.  The file is
     begun with the first step and always holds all steps recorded so far, so that any end (Ctrl-C
     too) leaves a profile.  Raises RecordError if no slosched server answers, if it asks for another
-    key than `api_key`, or if the connection breaks.
+    key than `api_key`, if the connection breaks, or if the file cannot be written.
     """
     start_s = time.monotonic()
     with _lines(url, api_key) as lines:
@@ -96,7 +96,13 @@ def record_steps(
         provenance = {**head.provenance, "method": f"recorded from {url}", "date": date}
         recording.plans_ahead = head.provenance.get("overlap") == "yes"
         for line in lines:
-            _note(line, recording, provenance)
+            try:
+                _note(line, recording, provenance)
+            except OSError as error:
+                raise RecordError(
+                    f"{recording.path} cannot be written ({error.strerror}) "
+                    f"{_what_is_kept(recording)}"
+                ) from error
             elapsed_s = time.monotonic() - start_s
             on_progress(recording, elapsed_s)
             if recording.ended is not None or elapsed_s >= time_limit_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -132,6 +133,19 @@ def test_a_server_that_dies_leaves_what_came(tmp_path: Path) -> None:
     profile = read_profile(recording.path)
     assert [m.num_swapped_blocks for m in profile.measurements] == [3, 3, 3]
     assert recording.regimes == {"swap": 3}
+
+
+def test_a_disk_that_gets_full_leaves_what_came(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "recorded.csv")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with live() as server, traffic(server):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+        try:
+            with pytest.raises(RecordError, match=r"\(File too large\) after \d+ steps, which are"):
+                record_steps(server.url, recording, 30, quietly)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(read_profile(recording.path).measurements) == recording.num_steps > 0
 
 
 def test_missing_steps_are_counted(tmp_path: Path) -> None:
