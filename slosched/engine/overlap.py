@@ -9,6 +9,7 @@ wasted work.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -57,7 +58,7 @@ class OverlappedEngine(Engine):
         """Plan and launch the next step, then wait for the running one and return its record.
 
         If the running step fails, its requests are aborted as faults before the error is raised.
-        If planning fails, the running step is accounted for first.
+        If planning fails, the running step is accounted for first, as far as that is possible.
         """
         running = self._running
         if running is None:
@@ -72,7 +73,10 @@ class OverlappedEngine(Engine):
         try:
             self._running = self._launch_behind(running)
         except BaseException:
-            self._settle(running)
+            num_faults = self.num_faults
+            with suppress(Exception):  # where the plan was carried out by half, this may fail, too
+                self._settle(running)
+            self.num_faults = num_faults  # what is raised is no fault of the device
             raise
         return self._record(running)
 

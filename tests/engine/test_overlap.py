@@ -372,6 +372,18 @@ def test_if_a_plan_is_illegal_the_running_step_is_still_booked() -> None:
         engine.step()
 
 
+def test_an_illegal_plan_is_told_although_the_running_step_fails() -> None:
+    """The server would go on, as after any fault, with a plan that may be carried out by half."""
+    plans = Plans([SchedulerOutput({"a": 8}), SchedulerOutput({"a": 7})])
+    engine, device = make_engine(plans)
+    device.broken_steps = {0}
+    request = make_request("a", 8)
+    engine.scheduler.add_request(request)
+    with pytest.raises(IllegalPlanError):
+        engine.step()
+    assert (engine.num_faults, request.end_reason) == (0, EndReason.FAULT)
+
+
 def test_a_plan_may_be_empty_while_a_step_runs() -> None:
     plans = Plans([SchedulerOutput({"a": 8}), SchedulerOutput(), SchedulerOutput({"a": 1})])
     engine, device = make_engine(plans)
