@@ -15,6 +15,7 @@ from slosched.core import (
     EndReason,
     LatencyModel,
     OnInfeasible,
+    PromptOrder,
     Refusal,
     Request,
     SchedulerOutput,
@@ -24,6 +25,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.crowd import Crowd
+from slosched.policy.kit.pausing import PATIENCE
 from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s
 from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
@@ -92,7 +94,8 @@ class Door(Wrapper, Doorkeeper):
         self.refusals: Mapping[str, Refusal] = {}
         """Those that the latest step refused, by request id."""
         self._unjudged: list[Request] = []
-        """Waiting requests that came with too many others to be judged in this step."""
+        """Waiting requests that came with too many others to be judged in this step, and those that
+        were preempted and are not due yet."""
         self._num_decodes = 0
 
     def quote(self, request: Request, model: LatencyModel) -> Quote:
@@ -170,11 +173,9 @@ class Door(Wrapper, Doorkeeper):
         quoter.note_free(view.now_s)
         quoter.look(model)
         self._strictness.look()
-        for request in takewhile(_is_preempted, view.waiting):
-            if not quoter.knows(request):
-                quoter.add_unjudged(request, model)
+        paused = self._note_preempted(view)
         new = self._new(view)
-        new, self._unjudged = new[:MAX_JUDGED], new[MAX_JUDGED:]
+        new, self._unjudged = new[:MAX_JUDGED], [*new[MAX_JUDGED:], *paused]
         for request in new:
             refusal = self.judge(request, model, view.limits.deadline_rule)
             if refusal is not None:
@@ -183,6 +184,31 @@ class Door(Wrapper, Doorkeeper):
             return Gate(view.waiting, {})
         through = tuple(r for r in view.waiting if r.request_id not in self._refused)
         return Gate(through, {name: each.reason for name, each in self._refused.items()})
+
+    def _note_preempted(self, view: SchedulerView) -> list[Request]:
+        """Count preempted requests that go before new ones; return those that wait until due.
+
+        A decode that is ahead of its deadlines is computed anew when it is due, unless the policy
+        serves by arrival.
+        """
+        preempted = [
+            request
+            for request in takewhile(_is_preempted, view.waiting)
+            if not self._quoter.knows(request)
+        ]
+        paused: list[Request] = []
+        if not preempted:
+            return paused
+        due_s = math.inf
+        if self.prompt_order is not PromptOrder.ARRIVAL:
+            anew_s = view.model.predict_prefill(max([r.num_tokens for r in preempted]))
+            due_s = view.now_s + PATIENCE * anew_s
+        for request in preempted:
+            if request.num_output_tokens and request.deadline_s > due_s:
+                paused.append(request)
+            else:
+                self._quoter.add_unjudged(request, view.model)
+        return paused
 
     def _new(self, view: SchedulerView) -> list[Request]:
         """Return the waiting requests that were not judged yet; they have arrived last."""

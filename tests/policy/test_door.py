@@ -339,6 +339,19 @@ def test_short_prompts_that_come_at_once_share_steps() -> None:
     assert all(is_good(RequestRecord.from_request(r), DeadlineRule.MEAN_TPOT) for r in ended)
 
 
+def test_decodes_that_lent_their_blocks_do_not_stand_before_new_prompts() -> None:
+    """They are computed anew when they are due; counted at once, they had 55 more refused."""
+    trace = synthesize("servegen_r1", num_requests=300, seed=3).scaled_to(1.0)
+    trace = trace.with_slo(SLO(ttft_s=5.0, tpot_s=0.1))
+    model, config = load_model("l40s/llama-3.1-8b"), SimulationConfig(num_blocks=1366)
+
+    def num_in_time(spec: str) -> int:
+        ended = simulate(trace, make_policy(spec), model, config)
+        return sum(is_good(RequestRecord.from_request(r), DeadlineRule.MEAN_TPOT) for r in ended)
+
+    assert num_in_time("goodput+door") >= 0.98 * num_in_time("goodput")
+
+
 def test_short_prompts_are_let_in_while_a_long_one_runs() -> None:
     """It takes an H100 14 s alone; each of the others takes 0.1 s, and has 5 s."""
     model = load_model("h100/llama-3.1-8b")
