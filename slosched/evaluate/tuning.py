@@ -203,6 +203,7 @@ class Tuner:
     def run(self, make_pool: MakePool, on_trial: OnTrial | None = None) -> Tuned:
         """Return the best setting, which is the policy as it was if nothing beats it.
 
+        Settings whose values do not go together are left out.
         Raises CapacityError if no setting could be replayed.
         """
         (best,) = self._try([{}], make_pool, on_trial)
@@ -210,7 +211,8 @@ class Tuner:
             before = best
             for name, values in self._values.items():
                 others = [{**best.setting, name: value} for value in values]
-                best = max([best, *self._try(others, make_pool, on_trial)], key=_score)
+                possible = list(filter(self._goes_together, others))
+                best = max([best, *self._try(possible, make_pool, on_trial)], key=_score)
             if best is before:
                 break
         if best.error:
@@ -245,6 +247,14 @@ class Tuner:
                 if on_trial is not None:
                     on_trial(self.trials[key])
         return [self.trials[key] for s in settings if (key := self._key(s)) in self.trials]
+
+    def _goes_together(self, setting: Setting) -> bool:
+        """Tell whether there is a policy with these values; two may exclude each other."""
+        try:
+            self._key(setting)
+        except ValueError:
+            return False
+        return True
 
     def _key(self, setting: Setting) -> str:
         """Return a key that is equal for settings that make the same policy and limits.

@@ -96,6 +96,14 @@ def test_a_setting_that_fails_loses() -> None:
     assert "token_budget" in found.trials[-1].error
 
 
+def test_values_that_do_not_go_together_are_left_out() -> None:
+    base = replace(BASE, policy="sglang:enable_priority_scheduling=true")
+    values = {"schedule_policy": ["lof", "lpm"], "max_num_seqs": ["8"]}
+    found = Tuner(base, values, windows(10), Objective(rate=60.0)).run(local_pool(1))
+    assert {trial.setting.get("schedule_policy") for trial in found.trials} == {None, "lof"}
+    assert not any(trial.error for trial in found.trials)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_no_more_settings_are_tried_than_allowed(most: int) -> None:
     values = values_of(HAMPERED, {"speed": ["2", "3"], "help_needed": ["false"]})
