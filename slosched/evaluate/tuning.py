@@ -27,7 +27,13 @@ from slosched.evaluate.capacity import (
     Sweep,
 )
 from slosched.evaluate.statistics import antitonic, crossing
-from slosched.policy.spec import PolicySpecError, make_policy, values_to_try, with_options
+from slosched.policy.spec import (
+    PolicySpecError,
+    make_policy,
+    option_value,
+    values_to_try,
+    with_options,
+)
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace
 
@@ -290,7 +296,9 @@ def judge(
 def _applied(policy: str, limits: Limits, setting: Setting) -> tuple[str, Limits]:
     """Return the spec and limits of a setting.  Raises ValueError for a name that neither has."""
     options = {name: value for name, value in setting.items() if name not in LIMITS}
-    chosen = {name: int(value) for name, value in setting.items() if name in LIMITS}
+    chosen = {
+        name: option_value(name, value, int) for name, value in setting.items() if name in LIMITS
+    }
     if not options:
         return policy, _limited(limits, chosen)
     try:
@@ -301,7 +309,7 @@ def _applied(policy: str, limits: Limits, setting: Setting) -> tuple[str, Limits
     return spec, _limited(limits, chosen)
 
 
-def _limited(limits: Limits, chosen: Mapping[str, int]) -> Limits:
+def _limited(limits: Limits, chosen: Mapping[str, object]) -> Limits:
     changes: dict[str, Any] = dict(chosen)
     return replace(limits, **changes)
 

@@ -131,7 +131,7 @@ def test_a_limit_is_tuned_like_an_option() -> None:
     [
         ({"speeed": ["1"]}, "no parameter speeed; it has .*speed.*max_num_seqs"),
         ({"speed": ["fast"]}, "fast"),
-        ({"max_num_seqs": ["many"]}, "many"),
+        ({"max_num_seqs": ["many"]}, "max_num_seqs='many' is not of type int"),
         ({"max_num_seqs": ["0"]}, "max_num_seqs must be at least 1"),
     ],
 )
