@@ -105,6 +105,17 @@ def test_a_hopeless_prompt_is_relegated(slack_ms: float, first: str) -> None:
     assert next(iter(kept.num_scheduled_tokens)) == "a"
 
 
+@pytest.mark.parametrize(("slack_ms", "first"), [(1999, "b"), (2001, "a")])
+def test_a_prompt_that_is_partly_cached_is_hopeless_by_its_other_tokens(
+    slack_ms: float, first: str
+) -> None:
+    """It has not begun although 3,000 of its tokens are in the prefix cache."""
+    requests = (prompt("a", 20_000, slack_ms), prompt("b", 17_000, 9000))
+    requests[0].num_computed_tokens = 3000
+    plan = QoServe(alpha_s_per_token=0.0).schedule(view_of(requests, model=A100()))
+    assert next(iter(plan.num_scheduled_tokens)) == first
+
+
 def test_a_prompt_that_has_begun_is_not_relegated() -> None:
     requests = (begun("a", 17_000, 100, 1000), prompt("b", 17_000, 9000))
     plan = QoServe(alpha_s_per_token=0.0).schedule(view_of(requests, model=A100()))

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder, largest_that_fits
-from slosched.core import DecodeGroup, ForeseesDecodes, Limits, Request, SchedulerView, tunable
+from slosched.core import (
+    DecodeGroup,
+    ForeseesDecodes,
+    Limits,
+    Request,
+    RequestStatus,
+    SchedulerView,
+    tunable,
+)
 from slosched.policy.kit.checks import check_at_least, check_positive
 from slosched.policy.kit.decode_first import StallFree, add_prefills, decodes_until_s
 from slosched.policy.kit.drop import Drop
@@ -144,9 +152,9 @@ class QoServe(StallFree, ForeseesDecodes):
         yield from last
 
     def _is_hopeless(self, request: Request, now_s: float) -> bool:
-        if request.num_computed_tokens or request.num_output_tokens:
+        if request.status is not RequestStatus.WAITING or request.num_output_tokens:
             return False
-        needed_s = request.num_prompt_tokens / self._rate_tokens_per_s
+        needed_s = request.num_uncomputed_tokens / self._rate_tokens_per_s
         return now_s + needed_s > request.deadline_s
 
     def _step_tokens(
