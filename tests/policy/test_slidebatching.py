@@ -55,6 +55,13 @@ def test_the_line_slides_with_the_queue(num_long: int, alpha: float, served_firs
     assert first(output) == served_first
 
 
+def test_what_is_cached_of_a_waiting_prompt_costs_nothing() -> None:
+    """As with ten long ones above, of 2,800 more tokens that are in the prefix cache."""
+    cached = prompt("cached", 3000, 450)
+    cached.num_computed_tokens = 2800
+    assert first(plan(*[prompt(f"long{i}", 1000, 400) for i in range(10)], cached)) == "cached"
+
+
 def test_an_urgent_decode_goes_before_urgent_prompts() -> None:
     longs = [prompt(f"long{i}", 1000, 400) for i in range(10)]
     assert first(plan(*longs, decode("d", 1000, 405))) == "d"

@@ -128,7 +128,7 @@ class _Queue:
         """c0."""
         self.left_s = _array(deadlines.due_s(self.requests)) - view.now_s
         """Time left until each request is due."""
-        costs_s = _array(self._seconds(model, len(view.waiting))) - self.constant_s
+        costs_s = _array(self._seconds(model)) - self.constant_s
         self.cost_s = np.concatenate((self._decode_costs_s(decodes, model), costs_s))
         """e(r) of each request."""
 
@@ -142,14 +142,11 @@ class _Queue:
         together_s = max(0.0, model.predict(shape) - self.constant_s)
         return _array(contexts) * (together_s / shape.decode_context_tokens)
 
-    def _seconds(self, model: LatencyModel, num_waiting: int) -> list[float]:
+    def _seconds(self, model: LatencyModel) -> list[float]:
         """Return the time of a step with the rest of each request that is no decode."""
-        predict, first_waiting = model.predict_prefill, len(self.requests) - num_waiting
-        partly = self.requests[self.num_decodes : first_waiting]
-        waiting = self.requests[first_waiting:]
-        seconds = [predict(r.num_uncomputed_tokens, r.num_computed_tokens) for r in partly]
-        # A thousand may wait; none of their tokens are computed, and their times are remembered.
-        return seconds + [predict(r.num_prompt_tokens + r.num_output_tokens) for r in waiting]
+        predict = model.predict_prefill
+        prompts = self.requests[self.num_decodes :]
+        return [predict(r.num_uncomputed_tokens, r.num_computed_tokens) for r in prompts]
 
     def step_s(self, floor: float) -> float:
         """Return how long the step may last."""
