@@ -184,6 +184,16 @@ def test_a_cascade_is_rejected_for_good_if_told_so() -> None:
     assert "p0" in decide(queue, cascade=3).num_scheduled_tokens
 
 
+def test_a_cascade_counts_only_what_is_left_of_cached_prompts() -> None:
+    """Each of both takes 150 ms whole and 11 ms with what the prefix cache has of it."""
+    view = make_view([Q("p0", "P", 2000, 163), Q("p1", "P", 2000, 164)])
+    for request in view.waiting:
+        request.num_computed_tokens = 1900
+    output = SLOAware(early_reject=EarlyReject.FINAL).schedule(view)
+    assert not output.rejected
+    assert output.num_scheduled_tokens == {"p0": 100, "p1": 100}
+
+
 def test_a_late_decode_binds_the_batch_only_to_the_letter() -> None:
     queue = [Q("d1", "D", 100, -5), Q("d2", "D", 100, 40), Q("p1", "P", 64, 500)]
     output = SLOAware(min_chunk_tokens=8).schedule(make_view(queue))

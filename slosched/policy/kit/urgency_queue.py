@@ -50,8 +50,8 @@ class UrgencyQueue:
 
     def latest_start_s(self, request: Request) -> float:
         """Return how long from now the prefill of `request` can wait and still be in time."""
-        prefill_s = self.model.predict_prefill(request.num_uncomputed_tokens)
-        return request.deadline_s - self.view.now_s - prefill_s
+        left, done = request.num_uncomputed_tokens, request.num_computed_tokens
+        return request.deadline_s - self.view.now_s - self.model.predict_prefill(left, done)
 
     def count_starts_between(self, begin_s: float, end_s: float, limit_s: float) -> int:
         """Count the waiting requests that are in time if they start at `begin_s`, not at `end_s`.
@@ -93,9 +93,5 @@ class UrgencyQueue:
         longest_s = predict(max(r.num_prompt_tokens + r.num_output_tokens for r in waiting))
         due_s = now_s + limit_s + 2 * longest_s
         num_due = bisect_right(self.prefills, due_s, key=attrgetter("deadline_s"))
-        unsorted = [
-            r.deadline_s - now_s - predict(r.num_prompt_tokens + r.num_output_tokens)
-            for r in self.prefills[:num_due]
-            if r.status is _WAITING
-        ]
-        return sorted(unsorted)
+        due = self.prefills[:num_due]
+        return sorted([self.latest_start_s(r) for r in due if r.status is _WAITING])
