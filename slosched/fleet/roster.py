@@ -64,6 +64,7 @@ class Roster:
 
         Nothing happens to a place on which no replica runs.
         """
+        self._release_idle()
         view = next((view for view in self.running if view.index == index), None)
         if view is None:
             return []

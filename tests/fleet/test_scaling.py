@@ -127,6 +127,19 @@ def test_a_closed_replica_serves_what_it_has_gets_no_more_and_is_paid_for_until_
     assert sum(lease.gpu_s for lease in leases) == 12 + 7.5
 
 
+def test_a_replica_that_fails_once_it_is_drained_is_paid_for_until_the_drain(
+    planned: list[int],
+) -> None:
+    planned += [2, 2, 2, 1]
+    # As above; the drain ends at 8.5, and the next decision would be at 9.
+    config = replace(CONFIG, failures=(Failure(8.75, 1),))
+    trace = make_trace((0, 8, 9), (0.5, 8, 9), (3.5, 8, 5), (4.5, 8, 7), (9.5, 8, 1))
+    router = Noting(plan=[0, 0, 1, 0, 0])
+    requests, leases = play(trace, router, 2, Scaling("planned", 1), config)
+    assert all(request.end_reason is EndReason.STOP for request in requests)
+    assert spans(leases) == [(0, 0, 0, None, 12), (1, 1, 3, 4, 8.5)]
+
+
 def test_a_place_is_free_only_after_the_drain(planned: list[int]) -> None:
     planned += [2, 2, 2, 1, 2, 2, 2, 2, 2, 2]
     router = Noting(plan=[0, 0, 1, *[0] * 20])
