@@ -264,6 +264,25 @@ def test_adapters_that_ran_in_turns_do_not_end_the_engine(is_async: bool, then: 
     assert ends == dict.fromkeys(("r1", "r2"), (FinishReason.LENGTH, None))
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_adapter_loaded_anew_under_its_name_is_another_one(is_async: bool) -> None:
+    """vLLM counts adapters by number: who still runs with the old one cannot share a step."""
+    workload = Workload(1, (), 64, 8, 16, 4, 128, stop_chance=0.0)
+    config = make_config(workload, is_async=is_async, settings={"policy": "sjf"})
+    config.lora_config = LoRAConfig(max_loras=1, max_lora_rank=8)
+    scheduler = make_scheduler(SLOScheduler, config)
+    loop, steps = Loop(scheduler, workload, is_async), []
+    for number, num_tokens in ((1, 80), (2, 16)):
+        arrival = Arrival(0, f"r{number}", tuple(range(num_tokens)), max_tokens=5)
+        request = make_request(arrival, workload.block_size, 0.0)
+        request.lora_request = LoRARequest("reloaded", number, "/nowhere")
+        scheduler.add_request(request)
+        steps.append(loop.step())
+    ends = finished(steps + loop.run())
+    assert ends == dict.fromkeys(("r1", "r2"), (FinishReason.LENGTH, None))
+    assert not scheduler.truth.divergences
+
+
 def test_a_policy_that_never_runs_anything_cannot_stop_the_server() -> None:
     workload = random_workload(SEED)
     workload = replace(workload, arrivals=(replace(workload.arrivals[0], call=0, max_tokens=1),))

@@ -100,6 +100,8 @@ class Mirror:
         self._per_request_s = per_request_s
         self._requests: dict[str, Request] = {}
         self._theirs: dict[str, Any] = {}
+        self._adapters: dict[str, int] = {}
+        """The number of the first LoRA adapter of each name."""
         self._max_model_len: int = host.max_model_len
         self._rule = limits.deadline_rule
         self._staggers = host.vllm_config.parallel_config.pipeline_parallel_size > 1
@@ -337,11 +339,22 @@ class Mirror:
             on_infeasible=self._promises.when_infeasible(extra_args),
             prompt_token_ids=theirs.prompt_token_ids,
             priority=theirs.priority,
-            lora_id=None if theirs.lora_request is None else theirs.lora_request.lora_name,
+            lora_id=self._adapter_of(theirs.lora_request),
             server_s=self._per_request_s,
         )
         ours.deadline_s = self._rule.next_deadline_s(ours)
         return ours
+
+    def _adapter_of(self, lora: Any) -> str | None:
+        """Return the adapter's name, with its number if another one had that name before.
+
+        vLLM counts adapters by number, and one that is loaded anew gets another number.
+        """
+        if lora is None:
+            return None
+        name, number = str(lora.lora_name), lora.lora_int_id
+        is_first = self._adapters.setdefault(name, number) == number
+        return name if is_first else f"{name}#{number}"
 
     def _foresee(self, ours: Request, num_placeholders: int, begins_s: float) -> None:
         """Count `num_placeholders` tokens that are on their way as emitted at `begins_s`."""
