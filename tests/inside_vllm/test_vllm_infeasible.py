@@ -11,6 +11,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-v
 
 from real_vllm import Arrival, Loop, Workload, make_config, make_request, make_scheduler
 from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, RequestStateStats
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from slosched.integrations.vllm import SLOScheduler
 
@@ -57,6 +59,27 @@ def test_each_request_ends_as_it_or_the_settings_ask(default: str, is_async: boo
         "r2": served,
         "r3": rejected if default == "reject" else served,
     }
+
+
+def test_vllms_metrics_know_how_long_a_rejected_request_waited() -> None:
+    """They count from the event of its start; without one, from the machine's."""
+    given = Workload(1, (), 64, 8, 64, 8, 256, stop_chance=0.0)
+    config = make_config(given, settings={"policy": "edf:drop=expired", "slo_ttft_s": 1e-6})
+    scheduler = make_scheduler(SLOScheduler, config)
+    arrived_s = time.time() - 0.01
+    arrival = Arrival(0, "late", (7, 8, 9), max_tokens=5)
+    scheduler.add_request(make_request(arrival, given.block_size, arrived_s))
+    plan = scheduler.schedule()
+    [told] = scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT).values()
+    [end] = told.outputs
+    counted, of_request = IterationStats(), RequestStateStats(arrival_time=arrived_s)
+    loras = LoRARequestStates(log_stats=True)
+    counted.update_from_output(end, told.timestamp, True, of_request, loras, None)
+    counted.update_from_finished_request(end.finish_reason, end.request_id, 3, 5, of_request)
+    [found] = counted.finished_requests
+    assert 0 <= found.queued_time < 60
+    assert 0 <= found.prefill_time < 60
+    assert 0 <= found.inference_time < 60
 
 
 @pytest.mark.parametrize("of", ["tier", "tenant"])

@@ -8,7 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import (
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+)
 
 from slosched.core import BatchShape, EndReason, Policy, SchedulerOutput
 from slosched.integrations.vllm.enact import end, narrowed, preempt, preempt_surplus_adapters
@@ -263,6 +268,8 @@ class Driver(Link):
             request = by_id.get(request_id)
             if request is None:
                 continue
+            if self._host.log_stats:  # vLLM's metrics end the time in the queue here, or else at 0
+                request.record_event(EngineCoreEventType.SCHEDULED, time.monotonic())
             ended = EngineCoreOutput(
                 request_id=request_id,
                 new_token_ids=[],

@@ -44,6 +44,7 @@ _ATTRIBUTES = (
     "kv_cache_manager.watermark_blocks",
     "block_size",
     "current_step",
+    "log_stats",
     "max_model_len",
     "max_num_active_reqs",
     "max_num_scheduled_tokens",
