@@ -22,6 +22,8 @@ from real_vllm import (
 )
 from vllm.config import LoRAConfig
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
@@ -304,6 +306,32 @@ class RejectsNew(FCFS):
         if new := [r.request_id for r in view.waiting if r.request_id != "r0"]:
             return SchedulerOutput({}, rejected=dict.fromkeys(new, EndReason.OVERLOAD))
         return super().schedule(view)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("policy", ["edf", "sjf", "goodput+door"])
+def test_no_image_waits_for_one_whose_turn_comes_later(policy: str, is_async: bool) -> None:
+    """The first request has its image in the encoder's cache, which has room for no other one."""
+    workload = Workload(1, (), 64, 8, 16, 5, 256, stop_chance=0.0)
+    settings = {"policy": policy, "emulate": "h100/llama-3.1-8b"}
+    config = make_config(workload, is_async=is_async, settings=settings)
+    scheduler = make_scheduler(SLOScheduler, config)
+    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=40)
+    scheduler.max_num_encoder_input_tokens = 40
+    loop, steps = Loop(scheduler, workload, is_async), []
+    names = [f"r{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        said = (("slo_ttft_ms", 1e6 / (number + 1)),)
+        arrival = Arrival(0, name, tuple(range(100 - number)), max_tokens=3, extra_args=said)
+        request = make_request(arrival, workload.block_size, time.time())
+        place = PlaceholderRange(offset=0, length=40)
+        request.mm_features = [MultiModalFeatureSpec(None, "image", name, place)]
+        scheduler.add_request(request)
+        steps.append(loop.step())
+    while scheduler.requests and loop.num_calls < 200:
+        steps.append(loop.step())
+    assert finished(steps) == dict.fromkeys(names, (FinishReason.LENGTH, None))
+    assert not scheduler.truth.fallbacks
 
 
 def test_after_a_pause_the_policy_still_decides() -> None:

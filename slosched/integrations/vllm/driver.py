@@ -76,6 +76,7 @@ class Driver(Link):
         return self._carry_out(plan, vllm_schedule)
 
     def _leave_to_vllm(self, vllm_schedule: Callable[[], Any]) -> Any:
+        self._mirror.crowded_out.clear()
         preempt_surplus_adapters(self._host)
         return vllm_schedule()
 
@@ -206,8 +207,20 @@ class Driver(Link):
             expected = self._loads.without_held_back(planned, order, output.num_scheduled_tokens)
             self._loads.free_failed(output)
         is_as_planned = self.truth.compare(expected, output, has_reached)
+        executed = output.num_scheduled_tokens
+        self._mirror.crowded_out = set() if is_as_planned else self._crowded_out(expected, executed)
         is_as_planned &= expected is planned
         return output, plan.shape if is_as_planned else None
+
+    def _crowded_out(self, planned: Mapping[str, int], executed: Mapping[str, int]) -> set[str]:
+        """Return those with images that vLLM did not run, and those that it did not before.
+
+        Its encoder's cache may be full of images of a request whose turn a policy sees later.  They
+        are hidden until that one has run.
+        """
+        requests = self._host.requests
+        left = {n for n in planned if n not in executed and requests[n].has_encoder_inputs}
+        return left and left | self._mirror.crowded_out
 
     def _has_reached(self, found: Mapping[str, int], request_id: str, num_planned: int) -> bool:
         """Tell whether vLLM computed as far as planned, wherever it began.

@@ -125,6 +125,8 @@ class Mirror:
         self.withheld: set[str] = set()
         """Running requests that are hidden in this step: their blocks are wanted for others, but
         cannot be freed yet."""
+        self.crowded_out: set[str] = set()
+        """Requests that are hidden in this step: vLLM's encoder had no room for their images."""
         self.refused: dict[str, str] = {}
         """Requests whose SLO cannot be read, with the reason; the caller has to end them."""
 
@@ -169,7 +171,8 @@ class Mirror:
         is_same = self._host.running == self._running
         if not is_same:
             self._read_running()
-        finishing = {name: self._requests[name] for name in self.withheld}
+        hidden = self.withheld | self.crowded_out
+        finishing = {name: self._all_running[name] for name in hidden if name in self._all_running}
         foreseen: list[Request] = []
         decodes: list[Request] = []
         staggers, next_step = self._staggers, self._host.current_step + 1
@@ -200,7 +203,7 @@ class Mirror:
         self._rule.set_deadlines(foreseen)
         if not is_same or finishing or self.queues.finishing:
             self._show_all_but(finishing)
-        if self.withheld:
+        if hidden:
             decodes = [ours for ours in decodes if ours.request_id not in finishing]
         self.decodes = decodes
         self._read_waiting(begins_s)
@@ -398,6 +401,8 @@ class Mirror:
         self._num_read = len(queue)
         if self._kv.caches_prefixes:
             self._match(shown)
+        for request_id in self.crowded_out:
+            self.queues.waiting.pop(request_id, None)
 
     def _new_in(self, queue: Sequence[Any]) -> list[Any] | None:
         """Return what was appended to vLLM's queue, after taking out of the view what has left it.
