@@ -280,8 +280,11 @@ class Loop:
             ]
             self._queue.append((output, emitting))
         outputs: list[Any] = []
-        launched = output is not None and output.total_num_scheduled_tokens > 0
-        must_wait = not self.is_async or len(self._queue) > 1 or not launched
+        # As in vLLM, a plan without tokens waits in the queue, too.
+        may_go_on = output is not None and (
+            output.total_num_scheduled_tokens > 0 or scheduler.has_requests()
+        )
+        must_wait = not self.is_async or len(self._queue) > 1 or not may_go_on
         if self._queue and must_wait:
             outputs = self._returned(*self._queue.popleft())
         return Step(

@@ -140,9 +140,9 @@ def test_a_step_begins_after_those_in_flight_and_teaches_the_model() -> None:
     steps = StepTimes(Listening(LinearCoefficients(0, 0, 0, 0, 0, 0, constant_s=0.1)))
     chunks = ((1, 7),)
     assert steps.next_begins_s(5.0) == 5.0
-    steps.launched(chunks, 5.0)
+    steps.launched(1, chunks, 5.0)
     assert steps.next_begins_s(5.02) == pytest.approx(5.1)
-    steps.launched(chunks, 5.02)
+    steps.launched(1, chunks, 5.02)
     assert steps.num_in_flight == 2
     assert steps.next_begins_s(5.02) == pytest.approx(5.2)
     steps.returned(5.12)

@@ -75,7 +75,8 @@ class Link(ABC):
             output, shape = self._run(begins_s, vllm_schedule)
         else:
             output, shape = self._leave_to_vllm(vllm_schedule), None
-        self._steps.launched(self._chunks(output), time.time(), shape)
+        num_tokens = output.total_num_scheduled_tokens
+        self._steps.launched(num_tokens, self._chunks(output), time.time(), shape)
         return output
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:  # noqa: ARG002

@@ -15,6 +15,7 @@ Record = Callable[[Measurement], None]
 
 
 class _Step(NamedTuple):
+    num_tokens: int
     chunks: tuple[Chunk, ...]
     """The step's chunks; empty unless steps are recorded."""
     shape: BatchShape
@@ -38,7 +39,11 @@ class StepTimes:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        """Return the number of steps whose tokens are still to come.
+
+        While requests wait, the asynchronous loop has a step in flight even if all are empty.
+        """
+        return sum(1 for step in self._in_flight if step.num_tokens)
 
     def next_begins_s(self, now_s: float) -> float:
         """Return when a step that is planned now will begin: after all that are in flight."""
@@ -48,7 +53,11 @@ class StepTimes:
         return max(begins_s, now_s)
 
     def launched(
-        self, chunks: Iterable[Chunk], now_s: float, shape: BatchShape | None = None
+        self,
+        num_tokens: int,
+        chunks: Iterable[Chunk],
+        now_s: float,
+        shape: BatchShape | None = None,
     ) -> None:
         """Note a step that goes to the device, even an empty one, since vLLM returns those, too.
 
@@ -62,7 +71,7 @@ class StepTimes:
         else:
             shape = shape or _shape_of(held or chunks)
             expected_s = self._model.predict(shape) if shape.num_tokens else 0.0
-        self._in_flight.append(_Step(held, shape, now_s, expected_s))
+        self._in_flight.append(_Step(num_tokens, held, shape, now_s, expected_s))
 
     def returned(self, now_s: float) -> None:
         """Note that the oldest step is back, and let the latency model learn from its time."""
