@@ -299,6 +299,24 @@ def test_a_policy_that_never_runs_anything_cannot_stop_the_server(is_async: bool
     assert scheduler.truth.fallbacks[Fallback.STALLED] >= 1
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_plan_for_which_vllm_has_no_room_cannot_stop_the_server(is_async: bool) -> None:
+    """A draft model needs blocks of which a plan does not know; vllm_v0 plans the prompt alone."""
+    workload = Workload(1, (), 12, 8, 64, 4, 128, stop_chance=0.0)
+    config = make_config(workload, is_async=is_async, settings={"policy": "vllm_v0"})
+    scheduler = make_scheduler(SLOScheduler, config)
+    scheduler.num_lookahead_tokens = 4
+    loop, steps = Loop(scheduler, workload, is_async), []
+    for name, num_tokens in (("r0", 20), ("r1", 64)):
+        arrival = Arrival(0, name, tuple(range(num_tokens)), max_tokens=10)
+        scheduler.add_request(make_request(arrival, workload.block_size, 0.0))
+        steps.append(loop.step())
+    while scheduler.requests and loop.num_calls < 200:
+        steps.append(loop.step())
+    assert finished(steps) == dict.fromkeys(("r0", "r1"), (FinishReason.LENGTH, None))
+    assert scheduler.truth.fallbacks[Fallback.STALLED] >= 1
+
+
 @dataclass
 class RejectsNew(FCFS):
     """fcfs that starts the first request only, and rejects all others at once."""

@@ -46,6 +46,8 @@ class Driver(Link):
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._stands_since_s: float | None = None
         """When the policy began to let requests wait for nothing; None if it does not."""
+        self._is_stuck = False
+        """Whether vLLM could run nothing of the last plan, and nothing else ran."""
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
         """Handle a step whose results vLLM has just processed.
@@ -82,6 +84,10 @@ class Driver(Link):
 
     def _plan(self, begins_s: float) -> SchedulerOutput | None:
         """Return the policy's plan, or None if vLLM's own order has to be used for this step."""
+        if self._is_stuck:  # the policy might plan the same again
+            self._is_stuck = False
+            self.truth.note_fallback(Fallback.STALLED)
+            return None
         try:
             plan = self._ask(begins_s)
         # Whatever error a policy raises, its requests must still be served.
@@ -209,8 +215,18 @@ class Driver(Link):
         is_as_planned = self.truth.compare(expected, output, has_reached)
         executed = output.num_scheduled_tokens
         self._mirror.crowded_out = set() if is_as_planned else self._crowded_out(expected, executed)
+        self._is_stuck = bool(expected) and not executed and not self._makes_room(output)
         is_as_planned &= expected is planned
         return output, plan.shape if is_as_planned else None
+
+    def _makes_room(self, output: Any) -> bool:
+        """Tell whether a plan of which vLLM ran nothing may fit the next time.
+
+        It may after a step in flight, or if others than those with images are planned.  It may not
+        if vLLM preempted what was to run: that would start over and be preempted again.
+        """
+        is_in_flight = self._steps.num_in_flight and not output.preempted_req_ids
+        return bool(is_in_flight or self._mirror.crowded_out)
 
     def _crowded_out(self, planned: Mapping[str, int], executed: Mapping[str, int]) -> set[str]:
         """Return those with images that vLLM did not run, and those that it did not before.

@@ -31,7 +31,8 @@ class Fallback(StrEnum):
     RAISED = "raised"
     """The policy raised, or its plan broke a limit."""
     STALLED = "stalled"
-    """The policy scheduled nothing for a second while nothing ran."""
+    """The policy scheduled nothing for a second while nothing ran, or only what vLLM had no room
+    for."""
 
 
 class Count(Protocol):
