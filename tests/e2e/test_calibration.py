@@ -75,9 +75,7 @@ def test_a_poor_calibration_says_so_at_every_start_until_it_is_measured_anew(
 
     path.write_text(path.read_text()[:100])  # as a full disk leaves it
     said = start()
-    assert f"the latency model that was kept is of no use: {path.name}" in said.replace(
-        f"{path.parent}/", ""
-    )
+    assert "the latency model that was kept is of no use" in said
     assert "measured now" in said
     assert "measured now" not in start()
 
