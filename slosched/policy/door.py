@@ -25,7 +25,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.crowd import Crowd
-from slosched.policy.kit.pausing import PATIENCE
+from slosched.policy.kit.pausing import is_due
 from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s
 from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
@@ -196,15 +196,14 @@ class Door(Wrapper, Doorkeeper):
             for request in takewhile(_is_preempted, view.waiting)
             if not self._quoter.knows(request)
         ]
-        paused: list[Request] = []
         if not preempted:
-            return paused
-        due_s = math.inf
-        if self.prompt_order is not PromptOrder.ARRIVAL:
-            anew_s = view.model.predict_prefill(max([r.num_tokens for r in preempted]))
-            due_s = view.now_s + PATIENCE * anew_s
+            return []
+        anew_s = view.model.predict_prefill(max([r.num_tokens for r in preempted]))
+        may_pause = self.prompt_order is not PromptOrder.ARRIVAL
+        paused: list[Request] = []
         for request in preempted:
-            if request.num_output_tokens and request.deadline_s > due_s:
+            is_ahead = request.num_output_tokens and not is_due(request, anew_s, 0.0, view.now_s)
+            if is_ahead and may_pause:
                 paused.append(request)
             else:
                 self._quoter.add_unjudged(request, view.model)

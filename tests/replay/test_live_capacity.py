@@ -151,15 +151,20 @@ def run_cli(
     return Said(int(end.value.code or 0), said.out, said.err)
 
 
+def write_requests(folder: Path, num_requests: int, lora_id: str = "") -> Path:
+    """Write a trace of short requests, ten a second, for the adapter of this name if it has one."""
+    path = folder / "requests.csv"
+    columns = "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s"
+    rows = [f"r{i},{i / 10},4,2,,,,{lora_id}" for i in range(num_requests)]
+    path.write_text("\n".join([f"{columns},slo_e2e_s,lora_id", *rows]) + "\n")
+    return path
+
+
 @pytest.mark.slow
 def test_the_command_leaves_the_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = tmp_path / "requests.csv"
-    path.write_text(
-        "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,slo_e2e_s\n"
-        + "".join(f"r{i},{i / 10},4,2,,,\n" for i in range(24))
-    )
+    path = write_requests(tmp_path, 24)
     with live(device_model=SLOW) as server:
         words = f"capacity --url {server.url} --trace {path} -n 12 --seeds 2 --precision 0.5"
         words += f" --target 0.9 --slo-ttft 500ms --slo-tpot 5s -o {tmp_path / 'out'}"
@@ -179,11 +184,7 @@ def test_the_command_says_what_went_wrong_with_requests(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It stood in trials.csv alone: a server that fails just seemed to be slow."""
-    path = tmp_path / "requests.csv"
-    path.write_text(
-        "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
-        "slo_e2e_s,lora_id\n" + "".join(f"r{i},{i / 10},4,2,,,,sql\n" for i in range(12))
-    )
+    path = write_requests(tmp_path, 12, lora_id="sql")
     with live(device_model=SLOW) as server:
         words = f"capacity --url {server.url} --trace {path} -n 12 --seeds 1 --max-requests 16"
         words += f" --slo-ttft 5s --slo-tpot 5s -o {tmp_path / 'out'}"

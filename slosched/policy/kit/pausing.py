@@ -18,7 +18,7 @@ from slosched.policy.kit.punctual import Order, Timed, shortest_first
 
 _NUM_STEPS = 8
 """Steps of all decodes for which a paused request may wait for blocks once it is due."""
-PATIENCE = 2.0
+_PATIENCE = 2.0
 """How much longer than to compute it anew a paused request must have, so that it is not yet due."""
 _FLOOD = 1.5
 """Tokens of prompts, as a multiple of those that decodes free in the same time, from which on not
@@ -79,7 +79,7 @@ def is_due(request: Request, alone_s: float, all_s: float, now_s: float) -> bool
 
     `all_s` is the time of a step of all decodes.
     """
-    return request.deadline_s - now_s < PATIENCE * alone_s + _NUM_STEPS * all_s
+    return request.deadline_s - now_s < _PATIENCE * alone_s + _NUM_STEPS * all_s
 
 
 def _without_tokens(requests: Sequence[Request]) -> list[Request]:
