@@ -41,6 +41,7 @@ class StepAccount:
         "_predict",
         "_view",
         "has_rejected_running",
+        "has_reserve",
         "is_at_leisure",
         "max_chunk_tokens",
         "num_free_blocks",
@@ -86,6 +87,8 @@ class StepAccount:
         self._num_lent = 0 if beside is None else beside.num_new_blocks
         self.is_at_leisure = False
         """What the plan says of itself (`SchedulerOutput.is_at_leisure`); the policy sets it."""
+        self.has_reserve = False
+        """`SchedulerOutput.has_reserve`; the policy sets it."""
         self.num_free_tokens = limits.max_num_batched_tokens
         if token_budget is not None:
             self.num_free_tokens = min(self.num_free_tokens, token_budget)

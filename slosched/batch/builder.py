@@ -193,6 +193,7 @@ class BatchBuilder(StepAccount):
             },
             shape=self.shape,
             is_at_leisure=self.is_at_leisure,
+            has_reserve=self.has_reserve,
         )
 
     def _take(self, request: Request, n: int, num_new_blocks: int) -> None:

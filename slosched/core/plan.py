@@ -115,6 +115,9 @@ class SchedulerOutput:
     is_at_leisure: bool = False
     """Whether the step leaves prompt tokens to later steps although there is time for them, so that
     it does not show how fast the device can be."""
+    has_reserve: bool = False
+    """Whether prompts would get more of the step if they had less time, because decodes would give
+    way, so that the device can be faster than it shows."""
     draft_token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Draft tokens by request id, which the step verifies; they count among the request's scheduled
     tokens.  The scheduler adds them to a policy's plan."""
@@ -137,7 +140,14 @@ class PromptOrder(StrEnum):
     ARRIVAL = "arrival"
     DEADLINE = "deadline"
     LENGTH = "length"
-    """The shortest first, or the longest given up if not all can be in time."""
+    """The shortest first."""
+    PUNCTUAL = "punctual"
+    """By deadline while all can be in time; if not, the longest are given up."""
+
+    @property
+    def is_by_length(self) -> bool:
+        """Tell whether a prompt loses to shorter ones if not all can be in time."""
+        return self in (PromptOrder.LENGTH, PromptOrder.PUNCTUAL)
 
 
 class Policy(ABC):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from slosched.core import BatchShape, EndReason, PromptOrder, Request
+from slosched.core import BatchShape, EndReason, Request
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel
 from slosched.perfmodel.device import num_devices
@@ -141,11 +141,11 @@ class ReplicaView:
         self._look()
         own_s = self.prefill_s(request, num_cached_tokens)
         own_tokens = max(1, request.num_prompt_tokens - num_cached_tokens)
-        order = self.simulated.scheduler.policy.prompt_order
+        is_by_length = self.simulated.scheduler.policy.prompt_order.is_by_length
         num_tokens, work_s, num_prompts = own_tokens, own_s, 0
         for left, left_s in self._unfinished_prompts():
             num_prompts += 1
-            if order is not PromptOrder.LENGTH or left_s <= own_s:
+            if not is_by_length or left_s <= own_s:
                 num_tokens += left
                 work_s += left_s
         wait_s = max(0.0, self.simulated.clock.now_s() - self._clock.now_s())

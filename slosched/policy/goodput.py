@@ -175,7 +175,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     @property
     def prompt_order(self) -> PromptOrder:
-        return PromptOrder.LENGTH
+        return PromptOrder.PUNCTUAL
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         corrected = self._drift.corrected_view(view, is_busy=bool(view.running))
@@ -262,6 +262,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         pack = self.pack_class(batch, view.now_s, view.running)
         if lacks_blocks(prompts, pack.num_free_blocks, view):
             return None
+        batch.has_reserve = _have_room(prompts, len(view.running), batch)
         self.spread(pace, prompts, supply, batch, view)
         pack.add(r for r, _ in prompts)
         return batch.build()
@@ -555,6 +556,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             if not is_enough:
                 self.give_way(pace, shortage, self.order(shortage), pack)
                 return
+        batch.has_reserve = _have_room(prompts, len(view.running) - len(decodes), batch)
         add_without_preempting(batch, decodes)
         self.spread(pace, prompts, supply, batch, view)
         pack.add(r for r, _ in prompts)
@@ -606,3 +608,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 def _staying(requests: Iterable[Request], batch: BatchBuilder) -> list[Request]:
     """Return the requests that the step neither preempts nor rejects."""
     return [request for request in requests if not batch.has_left(request)]
+
+
+def _have_room(prompts: Sequence[Timed], num_begun: int, batch: BatchBuilder) -> bool:
+    """Tell whether there are prompts, and seats for all that wait, as `num_begun` have theirs."""
+    num_new = len(prompts) - num_begun
+    are_all_known = num_new < MAX_ASKED
+    return bool(prompts) and are_all_known and num_new <= batch.num_free_seqs

@@ -378,6 +378,28 @@ def test_in_a_lasting_overload_hardly_anyone_is_let_in_and_rejected_later() -> N
     assert num_good >= 0.99 * others_good
 
 
+def test_where_promises_differ_nobody_is_refused_for_those_who_have_time() -> None:
+    """A third of the requests are due after a second, two or six, at 1.5 times the capacity."""
+
+    def num_good(spec: str) -> int:
+        model = load_model("l40s/llama-3.1-8b")
+        trace = synthesize("azure_conv", num_requests=800, rate=6.0, seed=5)
+        tiers = (SLO(1.0, 0.05), SLO(2.0, 0.075), SLO(6.0, 0.15))
+        trace = Trace.of(
+            [replace(r, slo=tiers[i % 3]) for i, r in enumerate(trace.requests)], "tiers"
+        )
+        config = SimulationConfig(
+            num_blocks=kv_capacity_tokens(model) // 16,
+            disturbances=Disturbances(noise=0.05),
+            online=True,
+        )
+        played = simulate(trace, make_policy(spec), model, config)
+        records = [RequestRecord.from_request(request) for request in played]
+        return sum(is_good(record, DeadlineRule.MEAN_TPOT) for record in records)
+
+    assert num_good("goodput+door") >= num_good("goodput")
+
+
 def test_with_a_limit_on_late_ones_fewer_of_those_let_in_are_late() -> None:
     def num_late(spec: str) -> int:
         records = replayed(spec, "l40s", 12.0, 600)

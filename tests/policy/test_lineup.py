@@ -52,6 +52,17 @@ def test_answers_are_those_of_a_look_at_each_prompt(
     assert lineup.ahead(place, far_s) == pytest.approx(
         (sum(work.alone_s for work in first), sum(work.shared_s for work in first))
     )
+    by_due = sorted((p for p in waiting.values() if p.place <= place), key=lambda p: p.due_s)
+    later = [p.due_s for p in by_due if 1.0 < p.due_s <= far_s]
+    until = [
+        sum(p.work.shared_s for p in by_due if p.due_s <= min(due_s, far_s))
+        for due_s in (1.0, *later)
+    ]
+    laters_s, works_s = lineup.by_due(place, 1.0, far_s)
+    assert laters_s.tolist() == [0.0, *(due_s - 1.0 for due_s in later)]
+    assert [works_s[i] for i, x in enumerate(laters_s) if x not in laters_s[i + 1 :]] == (
+        pytest.approx([until[i] for i, x in enumerate(laters_s) if x not in laters_s[i + 1 :]])
+    )
     pressing = [p for p in waiting.values() if p.due_s < far_s]
     assert lineup.shared_s(far_s) == pytest.approx(sum(p.work.shared_s for p in pressing))
     behind = sorted((p for p in pressing if p.place > place), key=lambda p: p.place)

@@ -92,6 +92,21 @@ def test_a_new_prompt_makes_those_late_that_go_behind_it(
         assert displaced.num_late == 0
 
 
+@pytest.mark.parametrize("order", [PromptOrder.LENGTH, PromptOrder.PUNCTUAL])
+@pytest.mark.parametrize(
+    ("others_due_s", "is_in_time"), [(0.2, False), (0.28, False), (0.32, True)]
+)
+def test_shorter_prompts_go_first_by_deadline_only_if_all_can_be_in_time(
+    order: PromptOrder, others_due_s: float, *, is_in_time: bool
+) -> None:
+    """Ten shorter prompts take 240 ms, and a new one, due in 100 ms, takes 55 ms."""
+    quoter = Quoter(lambda: order)
+    for i in range(10):
+        quoter.add(quoter.expect(waiting(f"{i}", 400, others_due_s), FLAT))
+    chance = quoter.expect(waiting("new", 1000, due_s=0.1), FLAT).in_time
+    assert (chance > 0.5) == (is_in_time and order is PromptOrder.PUNCTUAL)
+
+
 def test_a_step_at_leisure_does_not_show_how_fast_the_device_is() -> None:
     assert likely_after_slow_steps_s(is_at_leisure=True) == pytest.approx(0.01)
     assert likely_after_slow_steps_s(is_at_leisure=False) > 0.05
@@ -109,7 +124,7 @@ def test_a_long_prompt_that_has_begun_goes_first_only_where_it_is_not_by_length(
         quoter = Quoter(lambda order=order: order)  # type: ignore[misc]
         quoter.add(quoter.expect(waiting("a", 20_000, 9.0), FLAT))
         quoter.note_step(0.0, FLAT, SchedulerOutput({"a": 100}), 0)
-        ahead_s = 0.0 if order is PromptOrder.LENGTH else 1.0
+        ahead_s = 0.0 if order.is_by_length else 1.0
         new = quoter.expect(waiting("b", 100, due_s=9.0), FLAT)
         assert new.ahead_s == pytest.approx(ahead_s)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slosched.policy.kit.speed import FadingMean, remembered
+from slosched.policy.kit.speed import RecentSpeed
 
 _MEMORY_S = 4.0
 """Time after which an arrival or a step counts e times less."""
@@ -27,6 +27,14 @@ _LEAST_SHARE = 0.02
 _LEAST_SPEED = 1e-9
 """Least speed, so that nothing takes infinitely long: after a device stood still for an hour with
 prompts left over, what it had got done before counts for exactly nothing."""
+
+
+_LEAST_VARIANCE = 1e-300
+"""In place of a variance of nothing."""
+_ROUNDING_S = 1e-6
+"""Times that differ by less are the same."""
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Overtaking(NamedTuple):
@@ -77,13 +85,14 @@ class Arrivals:
         self._times_s = np.full(_SIZE, -math.inf)
         self._works_s = np.zeros(_SIZE)
         self._lengths_tokens = np.zeros(_SIZE)
+        self._ttfts_s = np.zeros(_SIZE)
         self._num = 0
 
-    def add(self, now_s: float, work_s: float, num_tokens: int) -> None:
+    def add(self, now_s: float, work_s: float, num_tokens: int, ttft_s: float) -> None:
         """Note a prompt of `num_tokens`, which takes `work_s` alone on the device."""
         at = self._num % _SIZE
         self._times_s[at], self._works_s[at] = now_s, work_s
-        self._lengths_tokens[at] = num_tokens
+        self._lengths_tokens[at], self._ttfts_s[at] = num_tokens, ttft_s
         self._num += 1
 
     def shorter_than(self, num_tokens: int, now_s: float) -> Overtaking:
@@ -94,6 +103,23 @@ class Arrivals:
         weighted = self._weights(now_s) * works_s
         watched_s = self._watched_s(now_s)
         return Overtaking(float(weighted.sum()) / watched_s, float(weighted @ works_s) / watched_s)
+
+    def shorter_within(
+        self, num_tokens: int, ttfts_s: Floats, now_s: float
+    ) -> tuple[Floats, Floats]:
+        """Return what shorter prompts with at most each of these TTFTs bring in a second.
+
+        Two arrays of the length of `ttfts_s`: the share and the variance of `Overtaking`.
+        """
+        if not self._num:
+            return np.zeros_like(ttfts_s), np.zeros_like(ttfts_s)
+        by_ttft = np.argsort(self._ttfts_s)
+        works_s = np.where(self._lengths_tokens < num_tokens, self._works_s, 0.0)[by_ttft]
+        weighted = self._weights(now_s)[by_ttft] * works_s / self._watched_s(now_s)
+        places = np.searchsorted(self._ttfts_s[by_ttft], ttfts_s, side="right")
+        shares = np.concatenate(([0.0], np.cumsum(weighted)))
+        variances = np.concatenate(([0.0], np.cumsum(weighted * works_s)))
+        return shares[places], variances[places]
 
     def shorter_than_each(self, lengths_tokens: Sequence[int], now_s: float) -> list[Overtaking]:
         """Return for each of several prompts what shorter ones bring.  O(arrivals)."""
@@ -107,8 +133,8 @@ class Arrivals:
         variances = np.concatenate(([0.0], np.cumsum(weighted * works)))[places]
         return [Overtaking(*each) for each in zip(shares.tolist(), variances.tolist(), strict=True)]
 
-    def _weights(self, now_s: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        weights: np.ndarray[tuple[int], np.dtype[np.float64]]
+    def _weights(self, now_s: float) -> Floats:
+        weights: Floats
         # Where the clock was set back, some came later than now.
         weights = np.exp(np.minimum(self._times_s - now_s, 0.0) / _MEMORY_S)
         return weights
@@ -140,22 +166,26 @@ class Prospects:
 
     def __init__(self) -> None:
         self._arrivals = Arrivals()
-        self._speed = FadingMean(first=1.0, first_s=0.05, memory_s=_MEMORY_S)
-        self._seen_s = -math.inf
-        """When the speed was last observed."""
+        self._speed = RecentSpeed(first=1.0, first_s=0.05, memory_s=_MEMORY_S)
+        """Of all full steps."""
+        self._top_speed = RecentSpeed(first=1.0, first_s=0.05, memory_s=_MEMORY_S)
+        """Of those without a reserve."""
 
-    def let_in(self, now_s: float, work_s: float, num_tokens: int) -> None:
+    def let_in(self, now_s: float, work_s: float, num_tokens: int, ttft_s: float) -> None:
         """Note a prompt that waits from now on, and takes `work_s` alone on the device."""
-        self._arrivals.add(now_s, work_s, num_tokens)
+        self._arrivals.add(now_s, work_s, num_tokens, ttft_s)
 
-    def observe_full_step(self, work_s: float, took_s: float, now_s: float) -> None:
+    def observe_full_step(
+        self, work_s: float, took_s: float, now_s: float, *, has_reserve: bool
+    ) -> None:
         """Learn how many seconds of prefills were done in a step that left prompts over.
 
-        The step took `took_s` and has ended at `now_s`.
+        The step took `took_s` and has ended at `now_s`.  One that `has_reserve` would have done
+        more if prompts had been short of time: the device is at least as fast as it shows.
         """
-        self._speed.forget(now_s - took_s - self._seen_s)
-        self._speed.add(work_s, took_s)
-        self._seen_s = now_s
+        self._speed.observe(work_s, took_s, now_s)
+        if not has_reserve:
+            self._top_speed.observe(work_s, took_s, now_s)
 
     def outlook(
         self, needed_s: float, num_tokens: int, now_s: float, *, is_overtaken: bool
@@ -167,6 +197,29 @@ class Prospects:
         """
         overtaking = self._arrivals.shorter_than(num_tokens, now_s) if is_overtaken else _NOBODY
         return Outlook(needed_s, self._speed_at(now_s), overtaking)
+
+    def hardest(
+        self, needed_s: Floats, until_s: Floats, num_tokens: int, now_s: float, wait_s: float
+    ) -> tuple[Outlook, int]:
+        """Return the outlook for the one of several times that is hardest to keep, and its place.
+
+        In each of `until_s`, seconds from now of which the first are the TTFT of a new prompt of
+        `num_tokens`, `needed_s` of prefills have to be done, and none are in the first `wait_s`.
+        Of the shorter prompts that are still to arrive, those count that arrive within that TTFT
+        and are due by then.
+        """
+        speed = self._speed_at(now_s)
+        shares, variances = self._arrivals.shorter_within(num_tokens, until_s + _ROUNDING_S, now_s)
+        left_s = np.maximum(until_s - wait_s, 0.0)
+        own_s = float(left_s[0])
+        spare_s = speed * left_s - needed_s - shares * own_s
+        variance = _DISPERSION * variances * own_s + (_NOISE * left_s) ** 2
+        at = int(np.argmin(spare_s / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))))
+        needed, share, each = float(needed_s[at]), float(shares[at]), float(variances[at])
+        if at == 0:
+            return Outlook(needed, speed, Overtaking(share, each)), at
+        overtaking = Overtaking(0.0, each * own_s / float(left_s[at]))
+        return Outlook(needed + share * own_s, speed, overtaking), at
 
     def chance_lost(self, queued: Sequence[Queued], more_s: float, now_s: float) -> float:
         """Return how many fewer of the queued are in time if `more_s` of prefills go first, too.
@@ -183,4 +236,4 @@ class Prospects:
         return lost
 
     def _speed_at(self, now_s: float) -> float:
-        return max(_LEAST_SPEED, remembered(self._speed.value, now_s - self._seen_s))
+        return max(_LEAST_SPEED, self._speed.at(now_s), self._top_speed.at(now_s))

@@ -16,6 +16,7 @@ _GONE = (math.nan, math.nan, 0.0, 0.0, 0.0)
 _MOST_GONE = 64
 """Such prompts, beyond as many as do wait, before all are left out."""
 
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 Columns = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 """A row for each of the numbers below, with a column for each prompt."""
 
@@ -118,6 +119,20 @@ class Lineup(Generic[P]):
         places, dues_s, _, alone_s, shared_s = self._now()
         goes_first = (places <= place) & (dues_s <= far_s)
         return Work(float(alone_s[goes_first].sum()), float(shared_s[goes_first].sum()))
+
+    def by_due(self, place: float, due_s: float, far_s: float) -> tuple[Floats, Floats]:
+        """Return the work in full steps of the prompts up to `place`, by when they are due.
+
+        Two arrays: the seconds after `due_s`, first none and then up to `far_s`, at which one of
+        them is due, and the work of those due by then.  O(prompts x their logarithm).
+        """
+        places, dues_s, _, _, shared_s = self._now()
+        counts = (places <= place) & (dues_s <= far_s)
+        dues_s, shared_s = dues_s[counts], shared_s[counts]
+        by_due = np.argsort(dues_s)
+        dues_s, until_s = dues_s[by_due], np.concatenate(([0.0], np.cumsum(shared_s[by_due])))
+        num_before = int(np.searchsorted(dues_s, due_s, side="right"))
+        return np.concatenate(([0.0], dues_s[num_before:] - due_s)), until_s[num_before:]
 
     def behind(self, place: float, far_s: float, most: int) -> list[Behind]:
         """Return the first prompts behind `place` that are due before `far_s`, at most so many.

@@ -17,7 +17,7 @@ from slosched.core import (
     SchedulerOutput,
 )
 from slosched.policy.kit.backlog import Backlog
-from slosched.policy.kit.chance import Prospects, Queued
+from slosched.policy.kit.chance import Outlook, Prospects, Queued
 from slosched.policy.kit.crowd import num_answers, step_s
 from slosched.policy.kit.lineup import Lineup
 from slosched.policy.kit.make_way import FAR_S
@@ -155,8 +155,14 @@ class Quoter:
         alone_s = ahead.alone_s + work.alone_s
         ttft_s = wait_s + self._prefills_s(alone_s, num_tokens, request.arrival_s)
         spread = self._behind if ahead.alone_s else self._alone
-        needed_s = ahead.shared_s + work.alone_s
-        in_time, likely_s = self._chance(request, wait_s, needed_s, ttft_s, spread)
+        if self._order() is PromptOrder.DEADLINE:
+            # It is not known whom the policy gives up: earlier requests tell how many are in time.
+            in_time = spread.share_up_to(request.slo.ttft_s / ttft_s)
+            likely_s = ttft_s * spread.median
+        else:
+            outlook, later_s = self._outlook(request, place, far_s, work, wait_s)
+            in_time = outlook.chance(request.slo.ttft_s + later_s - wait_s)
+            likely_s = wait_s + outlook.expected_s - later_s
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
         return Expected(
             request,
@@ -208,7 +214,8 @@ class Quoter:
         self._note_arrival(expected)
         if not self._is_left_over(expected):
             arrival_s = expected.request.arrival_s
-            self._prospects.let_in(arrival_s, expected.work.shared_s, expected.num_tokens)
+            work_s, ttft_s = expected.work.shared_s, expected.request.slo.ttft_s
+            self._prospects.let_in(arrival_s, work_s, expected.num_tokens, ttft_s)
         self._prompts.put(expected.request.request_id, expected)
 
     def turn_away(self, expected: Expected) -> None:
@@ -317,12 +324,20 @@ class Quoter:
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
         is_full = self._is_pressed(now_s) and not output.is_at_leisure
-        self._step = _Step(now_s, predicted_s, sum_of(done), num_decodes, num_served, is_full)
+        self._step = _Step(
+            now_s,
+            predicted_s,
+            sum_of(done),
+            num_decodes,
+            num_served,
+            is_full,
+            output.has_reserve,
+        )
         self._busy_until_s = now_s + predicted_s
 
     @property
     def _is_by_length(self) -> bool:
-        return self._order() is PromptOrder.LENGTH
+        return self._order().is_by_length
 
     def _is_pressed(self, now_s: float, come_by_s: float = math.inf) -> bool:
         """Tell whether a prompt waits that does not only get what others leave over.
@@ -343,7 +358,7 @@ class Quoter:
 
     def _place(self, request: Request) -> float:
         order = self._order()
-        if order is PromptOrder.LENGTH:
+        if order.is_by_length:
             # Not its time: a model that learns says another one a step later, and of a thousand
             # prompts of the same length all would go first, or none.
             return request.num_uncomputed_tokens
@@ -351,29 +366,24 @@ class Quoter:
             return request.arrival_s + request.slo.ttft_s
         return request.arrival_s
 
-    def _chance(
-        self,
-        request: Request,
-        wait_s: float,
-        needed_s: float,
-        ttft_s: float,
-        spread: Spread,
-    ) -> tuple[float, float]:
-        """Return the chance that a new request is in time, and its likely TTFT.
+    def _outlook(
+        self, request: Request, place: float, far_s: float, work: Work, wait_s: float
+    ) -> tuple[Outlook, float]:
+        """Return what decides whether a new request is in time, and how long after it is due.
 
-        Under a policy that serves by deadline it is not known whom the policy gives up.  There the
-        chance is the share of earlier requests that would have been in time.
+        A policy that serves by deadline while all can be in time gives up the longest if not all
+        can.  A prompt is kept if it and the shorter ones that are due by its own deadline can be
+        done until then, and likewise at each later time at which a shorter one is due.
         """
-        promised_s = request.slo.ttft_s
-        if self._order() is PromptOrder.DEADLINE:
-            return spread.share_up_to(promised_s / ttft_s), ttft_s * spread.median
-        outlook = self._prospects.outlook(
-            needed_s,
-            request.num_uncomputed_tokens,
-            request.arrival_s,
-            is_overtaken=self._is_by_length,
-        )
-        return outlook.chance(promised_s - wait_s), wait_s + outlook.expected_s
+        num_tokens, now_s = request.num_uncomputed_tokens, request.arrival_s
+        if self._order() is PromptOrder.PUNCTUAL and far_s < math.inf:
+            laters_s, aheads_s = self._prompts.by_due(place, _due_s(request), far_s)
+            needed_s, until_s = aheads_s + work.alone_s, laters_s + request.slo.ttft_s
+            outlook, at = self._prospects.hardest(needed_s, until_s, num_tokens, now_s, wait_s)
+            return outlook, float(laters_s[at])
+        needed = self._prompts.ahead(place, far_s).shared_s + work.alone_s
+        is_overtaken = self._is_by_length
+        return self._prospects.outlook(needed, num_tokens, now_s, is_overtaken=is_overtaken), 0.0
 
     def _prefills_s(self, needed_s: float, num_tokens: int, now_s: float) -> float:
         """Return how long `needed_s` of prefills take: a prompt's own and those before it.
@@ -438,7 +448,8 @@ class Quoter:
         elapsed_s = now_s - step.start_s
         self._backlog.note_step(elapsed_s, step.predicted_s, is_full=step.is_full)
         if step.is_full:
-            self._prospects.observe_full_step(step.work.shared_s, took_s, step.start_s + took_s)
+            end_s, done_s = step.start_s + took_s, step.work.shared_s
+            self._prospects.observe_full_step(done_s, took_s, end_s, has_reserve=step.has_reserve)
         if step.num_decodes:
             self._pace.observe(step.num_served / step.num_decodes, took_s)
 
@@ -461,6 +472,8 @@ class _Step(NamedTuple):
     """Decodes that get a token."""
     is_full: bool
     """True if it leaves prompts over."""
+    has_reserve: bool
+    """True if it would have done more for prompts that are short of time."""
 
 
 def decode_s(request: Request, model: LatencyModel) -> float:

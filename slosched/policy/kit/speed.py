@@ -81,3 +81,23 @@ class FadingMean:
     @property
     def value(self) -> float:
         return self._amount / self._seconds
+
+
+class RecentSpeed:
+    """The mean amount done in a second, over the latest seconds in which it was observed."""
+
+    def __init__(self, first: float, first_s: float, memory_s: float) -> None:
+        """Begin with `first`, as if it had been observed for `first_s` seconds."""
+        self._mean = FadingMean(first, first_s, memory_s)
+        self._seen_s = -math.inf
+        """When it was last observed."""
+
+    def observe(self, amount: float, seconds: float, end_s: float) -> None:
+        """Learn how much was done in the `seconds` before `end_s`."""
+        self._mean.forget(end_s - seconds - self._seen_s)
+        self._mean.add(amount, seconds)
+        self._seen_s = end_s
+
+    def at(self, now_s: float) -> float:
+        """Return what to believe of it at `now_s` (see `remembered`)."""
+        return remembered(self._mean.value, now_s - self._seen_s)
