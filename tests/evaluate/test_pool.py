@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 from slosched.evaluate.capacity import local_pool
 
@@ -21,3 +26,45 @@ def test_a_process_that_starts_does_not_hear_ctrl_c_and_the_parent_does() -> Non
         in_worker = pool.submit(blocked).result()
     assert signal.SIGINT in in_worker
     assert signal.SIGINT not in blocked() == before
+
+
+_WITH_WORKERS = """
+import os, time
+from slosched.evaluate.capacity import local_pool
+
+def nothing():
+    pass
+
+if __name__ == "__main__":
+    with local_pool(2)(nothing) as pool:
+        tasks = [pool.submit(time.sleep, 0.1) for _ in range(4)]
+        for task in tasks:
+            task.result()
+        print(*(process.pid for process in pool.processes), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "with_workers.py").write_text(_WITH_WORKERS, encoding="utf-8")
+    command = [sys.executable, "with_workers.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        workers = [int(word) for word in process.stdout.readline().split()]
+        process.kill()
+        process.wait()
+    assert len(workers) == 2
+    deadline_s = time.monotonic() + 30
+    while (left := [pid for pid in workers if is_running(pid)]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

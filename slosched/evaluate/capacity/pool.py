@@ -11,8 +11,9 @@ import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
+from threading import Thread
 from typing import Any, TypeVar
 
 from slosched.evaluate.capacity.point import Bench, Point
@@ -72,7 +73,19 @@ def stop_at_once(pool: Executor) -> None:
 
 def _start_quietly(initialize: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
+    Thread(target=_end_with_the_parent, name="slosched-parent", daemon=True).start()
     initialize()
+
+
+def _end_with_the_parent() -> None:
+    """End this process when the one that started it has ended, even if that was killed.
+
+    A worker that waits for a task would not see it: the workers hold both ends of their queues.
+    """
+    parent = parent_process()
+    assert parent is not None, "a worker was started by another process"
+    parent.join()
+    os._exit(1)
 
 
 class _Processes(ProcessPoolExecutor):
