@@ -13,6 +13,7 @@ from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.outcome_table import rows_table
 from slosched.cli.search_options import Jobs
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.trace_source import is_kind, note_nothing_promised
 from slosched.core import NO_SLO, SLO, LatencyModel, Policy
 from slosched.evaluate.comparison import Replica
@@ -65,7 +66,7 @@ def replay_long(
             "--summary plays replicas one by one: give --replicas 100, without a scaler, failures "
             "and pools, in which replicas depend on each other"
         )
-    with progress_bar() as progress:
+    with progress_bar() as progress, sigterm_as_ctrl_c():
         num_busy = min(len(fleet.replicas), len(trace))
         task = progress.add_task(f"simulating {name} on each replica", total=num_busy)
         rows = play_long(

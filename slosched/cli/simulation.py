@@ -13,6 +13,7 @@ from rich.progress import TaskID
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.inert_options import note_idle_failures, note_inert, note_late_failures
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.speculation import Speculate
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
@@ -281,7 +282,7 @@ def simulate_contenders(
     replicas = [replica for _, replica in contenders.values()]
     note_inert(trace, policies, replicas)
     note_late_failures(trace, replicas)
-    with progress_bar() as progress:
+    with progress_bar() as progress, sigterm_as_ctrl_c():
         tasks: dict[str, TaskID] = {}
 
         def advance(name: str, num_ended: int) -> None:

@@ -172,7 +172,8 @@ def test_a_policy_that_fails_alone_is_an_error(
     assert "failing_alone.py, line 6, in schedule: RuntimeError: out of ideas" in said.complaint
 
 
-def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends_it", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_what_is_done(tmp_path: Path, ends_it: signal.Signals) -> None:
     words = ["capacity", "--trace", "poisson", "-n", "1000", "--seeds", "2", "--jobs", "1"]
     out = tmp_path / "out"
     with subprocess.Popen(
@@ -185,7 +186,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         while not (kept := num_kept(out)) and time.monotonic() < deadline:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ends_it)
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "run the same command again" in " ".join(said.split())

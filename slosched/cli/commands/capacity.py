@@ -42,6 +42,7 @@ from slosched.cli.search_options import (
     pool_of,
     windows_of,
 )
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.simulation import ReplicaOptions
 from slosched.fleet.view import ReplicaKind
 from slosched.perfmodel import load_model
@@ -133,8 +134,8 @@ def capacity(
       http://127.0.0.1:8000 --slo-ttft 1s --slo-tpot 50ms -n 200 --seeds 3 --time-limit 30m`
 
     Every policy gets the same requests at the same rates, so the ratios are more certain than the
-    capacities.  After Ctrl-C the same command goes on where it stopped: finished replays are kept
-    in the folder.
+    capacities.  After Ctrl-C or SIGTERM the same command goes on where it stopped: finished replays
+    are kept in the folder.
     """
     from slosched.cli.capacity_report import leave_results, show  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store, Study, Sweep
@@ -186,7 +187,7 @@ def capacity(
     note_settings(settings)
     policies = {entrant.name: entrant.policy for entrant in entrants}
     note_inert(windows[0], policies, [entrant.replica for entrant in entrants])
-    with Store(out / "points.sqlite") as store:
+    with Store(out / "points.sqlite") as store, sigterm_as_ctrl_c():
         sweep = Sweep(contenders, windows, plan, store)
         finished = _run(sweep, make_pool)
         if not any(measured.complete for measured in sweep.measured.values()):
@@ -253,7 +254,7 @@ def _bounds(
 
 
 def _run(sweep: Sweep, make_pool: MakePool) -> bool:
-    """Run the searches; return False if Ctrl-C ended them early. Finished replays are kept."""
+    """Run the searches; return False if Ctrl-C or SIGTERM ended them. Finished replays are kept."""
     with progress_bar() as progress:
         task = progress.add_task("replays", total=None)
         try:

@@ -94,7 +94,8 @@ def compare(
     - with the measurement of another server: `slosched compare -p fcfs --records
       vllm=result.json --slo-ttft 1s --slo-tpot 50ms`
 
-    If a policy fails, or after Ctrl-C, the results of the other policies are still written.
+    If a policy fails, or after Ctrl-C or SIGTERM, the results of the other policies are still
+    written.
     """
     from slosched.evaluate.tuning import Tuned  # slow to import
 
@@ -220,7 +221,9 @@ def _missing(simulated: Comparison) -> dict[str, str]:
     """Return, for each policy that has no row in the table, why."""
     why = {name: f"was given up: {what(error)}" for name, error in simulated.failed.items()}
     return why | (
-        {"stopped": "by Ctrl-C: policies not yet done are left out"} if simulated.stopped else {}
+        {"stopped": "by Ctrl-C or SIGTERM: policies not yet done are left out"}
+        if simulated.stopped
+        else {}
     )
 
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.search_options import Jobs
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.trace_source import is_kind, read_part
 from slosched.core import SloschedError
 from slosched.policy.spec import make_policy, policy_classes
@@ -220,8 +221,8 @@ def _check_laws(policy: str, limit: TimeLimit) -> None:
 
 
 def _run(judge: Judge, make_pool: MakePool, limit: TimeLimit) -> bool:
-    """Run with a progress bar; return True if Ctrl-C ended it early."""
-    with progress_bar() as progress:
+    """Run with a progress bar; return True if Ctrl-C or SIGTERM ended it early."""
+    with progress_bar() as progress, sigterm_as_ctrl_c():
         task = progress.add_task("finding the knees", total=None)
 
         def show(done: int, left: int) -> None:
@@ -242,7 +243,7 @@ def _show(judge: Judge, limit: TimeLimit, is_stopped: bool) -> None:
         console.print(summary_table(judge))
     console.print(escape(sentence(judge)), soft_wrap=True)
     if judge.is_out_of_time or is_stopped:
-        why = "Ctrl-C" if is_stopped else f"the time limit of {limit.length_s:g} s"
+        why = "Ctrl-C or SIGTERM" if is_stopped else f"the time limit of {limit.length_s:g} s"
         console.print(
             f"[yellow]note:[/] stopped by {why}: more time makes some of the answers that are not "
             "sure clear (--time-limit)"

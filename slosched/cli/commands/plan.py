@@ -18,6 +18,7 @@ from slosched.cli.console import console, progress_bar
 from slosched.cli.gpu_offers import DEFAULT_MODEL_NAME, model_on
 from slosched.cli.option_groups import grouped
 from slosched.cli.search_options import Jobs, RayAddress, Seeds, pool_of, windows_of
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.simulation import ReplicaOptions
 from slosched.core import SloschedError
 from slosched.fleet.routers import ROUTERS
@@ -112,7 +113,7 @@ def plan(
     it takes for granted that more replicas serve no fewer requests in time, and tries one more
     replica than the cheapest fleet has.  Each fleet plays --seeds windows of 3000 requests, or of
     the traffic of 150 s if that is more, unless -n says how many.  A promise in prefill times is in
-    those of the first --gpu.  After Ctrl-C the same command goes on where it stopped.
+    those of the first --gpu.  After Ctrl-C or SIGTERM the same command goes on where it stopped.
     """
     if options.is_given(context, "latency_model"):
         raise ValueError("--latency-model is for one replica: name latency models with --gpu")
@@ -142,7 +143,7 @@ def plan(
             trace, unscaled, promise, first_model, numbers, size, keeps_slos=keeps_slos
         )
         offers, beyond = _within_reach(offers, windows, attainment)
-        with Store(out / "points.sqlite") as store:
+        with Store(out / "points.sqlite") as store, sigterm_as_ctrl_c():
             trials = Trials(offers, windows, policy, router, rate, store)
             report = _report(trials, attainment, max_replicas, beyond, make_pool)
         report.show()

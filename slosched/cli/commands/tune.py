@@ -14,6 +14,7 @@ from slosched.cli.inert_options import note_inert
 from slosched.cli.option_groups import grouped
 from slosched.cli.promised import promised_in
 from slosched.cli.search_options import Jobs, Precision, RayAddress, pool_of, windows_of
+from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.simulation import ReplicaOptions
 from slosched.policy.spec import make_policy
 from slosched.workload.slo import TTFTPromise
@@ -80,8 +81,8 @@ def tune(
     - then `slosched capacity --tuned runs/tune/tuned.json`
 
     The policy is tuned on the end of the trace (or on made-up traces of other seeds) and judged on
-    the beginning, the part that `capacity` uses.  After Ctrl-C the same command goes on where it
-    stopped: finished replays are kept in the folder.
+    the beginning, the part that `capacity` uses.  After Ctrl-C or SIGTERM the same command goes on
+    where it stopped: finished replays are kept in the folder.
     """
     from slosched.cli.capacity_report import capacity_table, notes  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store
@@ -98,7 +99,7 @@ def tune(
         trace, arrivals, promise, device.model, numbers, _DEFAULT_REQUESTS, keeps_slos=keeps_slos
     )
     note_inert(windows[0], {policy: make_policy(policy)}, [device])
-    with Store(out / "points.sqlite") as store:
+    with Store(out / "points.sqlite") as store, sigterm_as_ctrl_c():
         tuner = Tuner(base, values, windows[seeds:], objective, precision=precision, store=store)
         try:
             found = _run(tuner, make_pool, sum(map(len, values.values())))
