@@ -6,8 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from slosched.evaluate.capacity import local_pool
 
@@ -26,6 +30,28 @@ def test_a_process_that_starts_does_not_hear_ctrl_c_and_the_parent_does() -> Non
         in_worker = pool.submit(blocked).result()
     assert signal.SIGINT in in_worker
     assert signal.SIGINT not in blocked() == before
+
+
+def test_ctrl_c_waits_until_a_process_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_started = []
+
+    def submit(*_: object) -> Future[None]:
+        os.kill(os.getpid(), signal.SIGINT)  # to any thread: one other does not block it
+        time.sleep(0.1)
+        has_started.append(True)
+        return Future()
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
+    is_over = threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
+    try:
+        with local_pool(2)(nothing) as pool, pytest.raises(KeyboardInterrupt):
+            pool.submit(nothing)
+    finally:
+        is_over.set()
+        other.join()
+    assert has_started
 
 
 _WITH_WORKERS = """
