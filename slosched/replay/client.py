@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -214,7 +215,7 @@ async def _find_target(session: aiohttp.ClientSession, url: str, options: Replay
         ) from error
     except (aiohttp.ClientError, OSError) as error:  # OSError: TimeoutError is one
         raise ReplayError(
-            f"no server answers at {url} ({_describe(error)}); start one with `slosched serve`"
+            f"no server answers at {url} ({_why_not(error)}); start one with `slosched serve`"
         ) from error
     except (ValueError, LookupError, TypeError) as error:
         raise ReplayError(f"{url}/v1/models is not an OpenAI-compatible answer") from error
@@ -437,3 +438,15 @@ def _end_of(choice: Mapping[str, Any]) -> _End:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _why_not(error: aiohttp.ClientError | OSError) -> str:
+    """Return why a server was not reached, without the terms of the HTTP library."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_PROBE_TIMEOUT_S:g} s"
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return _describe(error)
+    number = error.os_error.errno
+    if number is not None and number > 0:  # the errors of name servers have no such numbers
+        return os.strerror(number)
+    return error.os_error.strerror or str(error.os_error)

@@ -188,7 +188,10 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "replay --url http://127.0.0.1:99999 -o out": ("'http://127.0.0.1:99999' is no address",),
     "profile --record http://[::1 -o out": ("'http://[::1' is no address of a server",),
     "top http://": ("'http://' is no address of a server",),
-    "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
+    "replay --url http://127.0.0.1:9 -o out": (
+        "no server answers at http://127.0.0.1:9 (Connection refused)",
+        "slosched serve",
+    ),
     "replay --url http://127.0.0.1:9 --slo-ttft 3x": ("--slo-ttft 3x", "--latency-model"),
     "serve -m tiny-random --latency-model h200/llama-3.1-8b": ("NVIDIA H200", "--force"),
     "serve --emulate trees.json": ("boosting takes", "2 µs", "slosched fit"),
