@@ -19,6 +19,8 @@ MIN_ROWS = 24
 """A time limit stops a run only after this many rows, which a fit and its hold-out need."""
 _CHANGES = {"date"}
 """The facts that may differ between a profile and the run that continues it."""
+_SAID_FIRST = {"device", "model"}
+"""The facts that are named first where several differ, since others follow from them."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def _continued(out: Path, provenance: dict[str, str]) -> list[Measurement]:
     """Return the rows that `out` already has; none if the file does not exist or is empty."""
     if (found := begun_profile(out)) is None:
         return []
-    for name in sorted((provenance.keys() | found.provenance.keys()) - _CHANGES):
+    names = (provenance.keys() | found.provenance.keys()) - _CHANGES
+    for name in sorted(names, key=lambda name: (name not in _SAID_FIRST, name)):
         ours, theirs = provenance.get(name, ""), found.provenance.get(name, "")
         if ours != theirs:
             raise MeasurementError(

@@ -667,6 +667,10 @@ def test_profile_goes_on_where_it_stopped_and_spares_the_files_of_others(cli: Cl
         assert f"p.csv is a profile with another {name}" in said.complaint
         assert "--overwrite" in said.complaint
     assert path.read_text() == kept
+    path.write_text(kept.replace("tiny-random", "my-model"))
+    said = cli(*plan, "--block-size", "8")
+    assert "p.csv is a profile with another model ('my-model', now 'tiny-random')" in said.complaint
+    path.write_text(kept)
     assert cli(*plan, "--seed", "8", "--overwrite").status == 0
     assert "seed 8" in read_profile(path).provenance["plan"]
 
