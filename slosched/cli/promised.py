@@ -12,18 +12,19 @@ from slosched.workload import Trace
 def promised(each: Iterable[SLO]) -> str:
     """Return `Promised: TTFT 1 s, TPOT 50 ms.`, with ranges where SLOs differ; "" if none has one.
 
-    A time that some requests have and others do not ends at "any".
+    It says where some requests have no such time, or none has one: `TTFT 1 s (some have none), no
+    TPOT`.
     """
     slos = set(each)
     if not slos - {NO_SLO}:
         return ""
     parts = [
-        f"TTFT {_range([slo.ttft_s for slo in slos])}",
-        f"TPOT {_range([slo.tpot_s for slo in slos])}",
+        _range("TTFT", [slo.ttft_s for slo in slos]),
+        _range("TPOT", [slo.tpot_s for slo in slos]),
     ]
     if any(slo.e2e_s is not None for slo in slos):
         ends_s = [math.inf if slo.e2e_s is None else slo.e2e_s for slo in slos]
-        parts.append(f"end to end {_range(ends_s)}")
+        parts.append(_range("end to end", ends_s))
     return f"Promised: {', '.join(parts)}."
 
 
@@ -32,12 +33,14 @@ def promised_in(traces: Iterable[Trace]) -> str:
     return promised(request.slo for trace in traces for request in trace.requests)
 
 
-def _range(times_s: list[float]) -> str:
-    least, most = _time(min(times_s)), _time(max(times_s))
-    return least if least == most else f"{least} to {most}"
+def _range(name: str, times_s: list[float]) -> str:
+    had_s = [time_s for time_s in times_s if math.isfinite(time_s)]
+    if not had_s:
+        return f"no {name}"
+    least, most = _time(min(had_s)), _time(max(had_s))
+    said = f"{name} {least}" if least == most else f"{name} {least} to {most}"
+    return said if len(had_s) == len(times_s) else f"{said} (some have none)"
 
 
 def _time(seconds: float) -> str:
-    if math.isinf(seconds):
-        return "any"
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.4g} s"
