@@ -199,6 +199,13 @@ def test_arrivals_before_zero_are_shifted_and_counted(tmp_path):
     assert "rows_before_zero" not in read_trace(written(tmp_path, VIDUR)).provenance
 
 
+@pytest.mark.parametrize("arrivals", ["arrival_s", "timestamp"])
+def test_a_file_of_any_format_may_have_sessions_and_their_pauses(tmp_path, arrivals):
+    text = f"{arrivals},input_tokens,output_tokens,session_id,think_s\n0,5,6,a,\n1,7,8,a,2\n"
+    trace = read_trace(written(tmp_path, text))
+    assert [(r.session_id, r.think_s) for r in trace.requests] == [("a", None), ("a", 2.0)]
+
+
 def test_formats_without_arrivals_are_never_out_of_order(tmp_path):
     assert read_trace(written(tmp_path, LENGTHS + "1,1,2,1\n"), unsorted="refuse").duration_s == 1
 

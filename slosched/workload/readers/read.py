@@ -218,8 +218,11 @@ def _requests(
 
 
 def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
-    """Return the request with its row's marks, such as `priority`, which any format may have."""
-    if request is None or not MARKS.keys() & row.values.keys():
+    """Return the request with its row's marks, such as `priority`, which any format may have.
+
+    A format that knows sessions by another column than `session_id` keeps its own.
+    """
+    if request is None or not (MARKS.keys() | {"session_id"}) & row.values.keys():
         return request
     return replace(
         request,
@@ -228,6 +231,7 @@ def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
         n=row.num_answers(),
         tier=row.text("tier"),
         tenant=row.text("tenant"),
+        session_id=request.session_id or row.text("session_id"),
         think_s=_seconds_if_given(row, "think_s"),
         program_s=_seconds_if_given(row, "program_s"),
         on_infeasible=row.on_infeasible(),
