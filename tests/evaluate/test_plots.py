@@ -353,6 +353,7 @@ def test_replicas_over_time_counts_those_that_start_and_drain():
     assert list(line.get_xdata()) == [0.0, 1.0, 8.5, 10.0, 12.0]
     assert list(line.get_ydata()) == [1, 2, 1, 2, 2]
     assert drawn(figure)
+    assert all(tick.is_integer() for tick in figure.axes[0].get_yticks()), "half a replica"
 
 
 def test_the_frontier_joins_what_no_cheaper_fleet_exceeds():

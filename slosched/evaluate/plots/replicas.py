@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from slosched.evaluate.plots.style import GREY, WIDTH_IN, legend_above, look, tidy
 from slosched.fleet.scaling import Lease
@@ -35,6 +36,7 @@ def replicas_over_time(
     below.stairs(rates / np.where(width_s > 0, width_s, 1.0), edges_s, color=GREY, fill=True)
     above.set(ylabel="replicas")
     above.set_ylim(bottom=0)
+    above.yaxis.set_major_locator(MaxNLocator(integer=True))
     below.set(xlabel="seconds since the first arrival", ylabel="requests/s")
     for axes in (above, below):
         tidy(axes)
