@@ -413,7 +413,7 @@ def test_an_illegal_plan_changes_nothing(
     bench.kv.check()
 
 
-@pytest.mark.parametrize(("plan", "what"), [({"r": 1}, "a dict"), (None, "None")])
+@pytest.mark.parametrize(("plan", "what"), [(5, "the int 5"), (None, "None")])
 def test_what_is_no_plan_is_called_so(plan: object, what: str) -> None:
     bench = Bench()
     bench.add("r")

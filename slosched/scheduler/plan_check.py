@@ -44,7 +44,7 @@ class PlanCheck:
         Return what it leaves.
         """
         if not isinstance(output, SchedulerOutput):
-            kind = "None" if output is None else f"a {type(output).__name__}"
+            kind = "None" if output is None else f"the {type(output).__name__} {output!r:.50}"
             raise IllegalPlanError(
                 f"{self.planner}.schedule returned {kind}, not a SchedulerOutput"
             )

@@ -69,7 +69,7 @@ class Watched(Policy):
 
 
 def _check_type(policy: Policy, output: object) -> None:
-    kind = "None" if output is None else f"a {type(output).__name__}"
+    kind = "None" if output is None else f"the {type(output).__name__} {output!r:.50}"
     require(
         isinstance(output, SchedulerOutput),
         f"{type(policy).__name__}.schedule returned {kind}, not a SchedulerOutput",
