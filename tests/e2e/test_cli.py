@@ -301,7 +301,7 @@ def test_names_with_brackets_are_told_as_they_are(cli: Cli) -> None:
 
 
 def test_a_figure_shows_every_name_whole(cli: Cli) -> None:
-    short = "--trace", "poisson", "-n", "5", "-p", "fcfs"
+    short = "--trace", "poisson", "-n", "5", "-p", "fcfs", *FEW_SEATS
     assert cli("replay", *short, "-o", "one", "--no-figures").status == 0
     named = "--records", "_mine=one/records.jsonl", "--records", "$1 to $2=one/records.jsonl"
     assert cli("compare", *short, *named, "-o", "three").status == 0
@@ -439,14 +439,16 @@ def test_without_figures_a_replay_leaves_its_tables_and_records(cli: Cli) -> Non
 
 
 def test_figures_of_an_earlier_run_do_not_stay_beside_those_of_the_new_one(cli: Cli) -> None:
-    shared = ("compare", "-n", "10", "--latency-model", BUNDLED[1], "-o", "out")
-    assert cli(*shared, "-p", "fcfs", "-p", "sjf").status == 0
-    figures = {path.name for path in Path("out").glob("*.??g")}
-    assert {"timeline_fcfs.png", "timeline_sjf.svg", "goodput.png"} <= figures
-    Path("out/mine.png").touch()
+    shared = ("compare", "-n", "10", "--latency-model", BUNDLED[1], *FEW_SEATS, "-o", "out")
+    assert cli(*shared, "-p", "fcfs", "-p", "sjf", "--no-figures").status == 0
+    earlier = {f"timeline_{name}.{end}" for name in ("fcfs", "sjf") for end in ("png", "svg")}
+    for name in (*earlier, "mine.png"):  # empty, since drawing takes long
+        Path("out", name).touch()
     assert cli(*shared, "-p", "fcfs").status == 0
-    left = {path.name for path in Path("out").glob("*.??g")}
-    assert figures - left == {"timeline_sjf.png", "timeline_sjf.svg"}
+    figures = {path.name for path in Path("out").glob("*.??g")}
+    assert earlier - figures == {"timeline_sjf.png", "timeline_sjf.svg"}
+    assert {"goodput.png", "goodput.svg", "mine.png"} <= figures
+    assert is_png(Path("out/timeline_fcfs.png"))
     assert cli(*shared, "-p", "fcfs", "--no-figures").status == 0
     assert [path.name for path in Path("out").glob("*.??g")] == ["mine.png"]
 
@@ -509,6 +511,7 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
         *("compare", "-n", "30", "--rate", "8", "--slo-ttft", "1s", "--slo-tpot", "50ms"),
         *(word for spec in specs for word in ("-p", spec)),
         *("--records", "before=out/records.jsonl", "--records", "vllm=result.json"),
+        *FEW_SEATS,
         *("-o", "compared"),
     )
     assert said.status == 0, said.err
