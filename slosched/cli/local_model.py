@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slosched.cli.console import console
@@ -103,7 +105,13 @@ def expert_facts(config: object) -> dict[str, str]:
 
 
 def runs_on_cpu(model: ModelOptions) -> bool:
-    """Tell whether the options choose the CPU, which `auto` does where torch sees no GPU."""
+    """Tell whether the options choose the CPU, which `auto` does where torch sees no GPU.
+
+    Raises SloschedError for a model directory that does not exist, before torch is imported.
+    """
+    name = model.model
+    if name.startswith((".", "~", os.sep)) and not Path(name).expanduser().is_dir():
+        raise SloschedError(f"no such model directory: {name!r}")
     try:
         from slosched.engine.torch import chosen_device  # takes seconds
     except ImportError as error:
