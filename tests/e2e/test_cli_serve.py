@@ -307,7 +307,7 @@ def test_a_real_model_from_its_first_start_to_sigterm(tmp_path: Path, cli: Cli) 
     with serving(
         *("-m", "tiny-random", "--threads", "1", "--kv-tokens", "1024", "--max-num-seqs", "8"),
         *("--attention", "sdpa"),  # the empty cache would have the C++ kernel compiled
-        *("--slo-ttft", "20s", "--slo-tpot", "2s"),
+        *("--slo-ttft", "20s", "--slo-tpot", "2s", "--calibrate", "1s"),
         env={**os.environ, "SLOSCHED_CACHE": str(tmp_path / "cache")},
     ) as server:
         assert "profiling tiny-random" in server.announced
