@@ -50,7 +50,7 @@ from slosched.perfmodel import load_model
 draw = random.Random(2)
 for name in ("h100/llama-3.1-8b", "rtx4090/llama-3.1-8b"):
     model, told = load_model(name), hashlib.sha256()
-    for _ in range(60_000):
+    for _ in range(20_000):
         shape = BatchShape()
         for _ in range(draw.randrange(3)):
             shape.add(draw.randrange(2, 1000), draw.randrange(9000))
