@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slosched.policy.kit.backlog import Backlog
 from slosched.policy.kit.speed import RecentSpeed
 
 _MEMORY_S = 4.0
@@ -170,10 +171,20 @@ class Prospects:
         """Of all full steps."""
         self._top_speed = RecentSpeed(first=1.0, first_s=0.05, memory_s=_MEMORY_S)
         """Of those without a reserve."""
+        self._backlog = Backlog()
+
+    @property
+    def pressure(self) -> float:
+        """Return whether prompts have waited without a break lately, from 0 to 1."""
+        return self._backlog.pressure
 
     def let_in(self, now_s: float, work_s: float, num_tokens: int, ttft_s: float) -> None:
         """Note a prompt that waits from now on, and takes `work_s` alone on the device."""
         self._arrivals.add(now_s, work_s, num_tokens, ttft_s)
+
+    def note_step(self, took_s: float, predicted_s: float, *, is_full: bool) -> None:
+        """Learn from a step, and the time until the next one, whether it left prompts over."""
+        self._backlog.note_step(took_s, predicted_s, is_full=is_full)
 
     def observe_full_step(
         self, work_s: float, took_s: float, now_s: float, *, has_reserve: bool
@@ -236,4 +247,10 @@ class Prospects:
         return lost
 
     def _speed_at(self, now_s: float) -> float:
-        return max(_LEAST_SPEED, self._speed.at(now_s), self._top_speed.at(now_s))
+        """Return the seconds of prefills that the device gets done in a second.
+
+        In an overload that lasts, few wait only because others are refused, and a reserve is none.
+        """
+        usual = self._speed.at(now_s)
+        reserve = max(0.0, self._top_speed.at(now_s) - usual)
+        return max(_LEAST_SPEED, usual + (1 - self._backlog.pressure) * reserve)

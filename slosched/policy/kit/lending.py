@@ -32,7 +32,7 @@ _FAR_AHEAD = 100.0
 """How much longer than to compute it anew a decode must have, so that it lends its blocks."""
 _SOON = 0.5
 """Share of its TTFT within which a prompt has to be due, so that blocks are lent to it."""
-_MOST_NEEDED = 0.3
+_MOST_NEEDED = 0.2
 """Share of the cache that decodes may need, each for the share of the time that its TPOT asks for.
 It is small, since steps with prompts last longer than those of decodes alone, and contexts grow."""
 _MOST_LENDING = 8

@@ -16,7 +16,6 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
 )
-from slosched.policy.kit.backlog import Backlog
 from slosched.policy.kit.chance import Outlook, Prospects, Queued
 from slosched.policy.kit.crowd import num_answers, step_s
 from slosched.policy.kit.lineup import Lineup
@@ -122,7 +121,7 @@ class Quoter:
         self._pace = Speed(first=1e3, first_s=1e-6)
         """Tokens that a decode gets in a second."""
         self._alone, self._behind, self._tpot = Spread(), Spread(), Spread()
-        self._prospects, self._backlog = Prospects(), Backlog()
+        self._prospects = Prospects()
         self._step: _Step | None = None
         self._busy_until_s = -math.inf
 
@@ -207,7 +206,7 @@ class Quoter:
 
         It is known only under a policy that serves short prompts first.
         """
-        return self._backlog.pressure if self._is_by_length else 0.0
+        return self._prospects.pressure if self._is_by_length else 0.0
 
     def add(self, expected: Expected) -> None:
         """Count a request that waits from now on."""
@@ -446,7 +445,7 @@ class Quoter:
             self._speed.observe(step.work.alone_s, took_s, step.start_s - self._speed_seen_s)
             self._speed_seen_s = step.start_s + took_s
         elapsed_s = now_s - step.start_s
-        self._backlog.note_step(elapsed_s, step.predicted_s, is_full=step.is_full)
+        self._prospects.note_step(elapsed_s, step.predicted_s, is_full=step.is_full)
         if step.is_full:
             end_s, done_s = step.start_s + took_s, step.work.shared_s
             self._prospects.observe_full_step(done_s, took_s, end_s, has_reserve=step.has_reserve)
