@@ -1,11 +1,13 @@
 """Rows in the format of each trace's publisher, with their special cases."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from slosched.core import SLO
 from slosched.workload.readers import FORMATS, estimate_tokens, read_trace
 from slosched.workload.statistics import dispersion_of_counts
 from slosched.workload.trace import TraceError
@@ -197,6 +199,15 @@ def test_arrivals_before_zero_are_shifted_and_counted(tmp_path):
     assert trace.arrivals_s.tolist() == [0, 1.5, 3]
     assert trace.provenance["rows_before_zero"] == 2
     assert "rows_before_zero" not in read_trace(written(tmp_path, VIDUR)).provenance
+
+
+def test_a_file_of_any_format_may_promise(tmp_path):
+    text = "arrival_s,input_tokens,output_tokens,slo_ttft_s,slo_tpot_s\n0,5,6,0.5,0.05\n1,7,8,,2\n"
+    trace = read_trace(written(tmp_path, text))
+    assert [r.slo for r in trace.requests] == [SLO(0.5, 0.05), SLO(math.inf, 2.0)]
+    wrong = written(tmp_path, text.replace("0.5,", "soon,"))
+    with pytest.raises(TraceError, match="slo_ttft_s is 'soon'"):
+        read_trace(wrong)
 
 
 @pytest.mark.parametrize("arrivals", ["arrival_s", "timestamp"])

@@ -19,15 +19,8 @@ from slosched.workload.readers.rows import Row
 from slosched.workload.request import TraceError, TraceRequest
 from slosched.workload.trace import Provenance, Trace
 
-COLUMNS = (
-    "request_id",
-    "arrival_s",
-    "num_prompt_tokens",
-    "num_output_tokens",
-    "slo_ttft_s",
-    "slo_tpot_s",
-    "slo_e2e_s",
-)
+PROMISES = ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s")
+COLUMNS = ("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens", *PROMISES)
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
 MARKS = {
     "priority": 0,
@@ -177,22 +170,27 @@ def own_request(row: Row) -> TraceRequest:
     request_id = row.text("request_id")
     if request_id is None:
         raise row.wrong("request_id", "some text")
-    ttft_s, tpot_s, e2e_s = (_promise_s(row, column) for column in COLUMNS[-3:])
     return TraceRequest(
         request_id=request_id,
         arrival_s=row.seconds("arrival_s"),
         num_prompt_tokens=row.tokens("num_prompt_tokens"),
         num_output_tokens=row.tokens("num_output_tokens"),
-        slo=SLO(
-            math.inf if ttft_s is None else ttft_s, math.inf if tpot_s is None else tpot_s, e2e_s
-        ),
+        slo=promise(row),
         prefix_hashes=row.hashes("prefix_hashes"),
         session_id=row.text("session_id"),
     )
 
 
+def promise(row: Row) -> SLO:
+    """Return what a row promises in the columns `PROMISES`, each of which may be missing."""
+    ttft_s, tpot_s, e2e_s = (_promise_s(row, column) for column in PROMISES)
+    return SLO(
+        math.inf if ttft_s is None else ttft_s, math.inf if tpot_s is None else tpot_s, e2e_s
+    )
+
+
 def _promise_s(row: Row, column: str) -> float | None:
-    """Return the promised seconds; None for null or an empty cell, where nothing is promised."""
+    """Return the promised seconds; None for null, an empty cell or no such column."""
     return None if row.values.get(column) in (None, "") else row.promise_s(column)
 
 

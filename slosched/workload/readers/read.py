@@ -20,7 +20,7 @@ import numpy as np
 from slosched.workload.readers import quanta
 from slosched.workload.readers.files import read_rows
 from slosched.workload.readers.formats import FORMATS, Format, recognise
-from slosched.workload.readers.own import MARKS, own_header
+from slosched.workload.readers.own import MARKS, PROMISES, own_header, promise
 from slosched.workload.readers.rows import BadRows, Row, RowError
 from slosched.workload.readers.sharegpt import (
     ESTIMATE,
@@ -42,6 +42,9 @@ MADE_UP = "made up: the file has none"
 """The provenance's note on arrivals that were drawn because the file has none."""
 _QUANTUM_ROWS = 1000
 """Number of rows that is enough to see how coarsely timestamps were rounded."""
+
+_ANYWHERE = MARKS.keys() | {"session_id", *PROMISES}
+"""Columns that a file of any format may have."""
 
 _Note = dict[str, str | int | float]
 
@@ -218,14 +221,15 @@ def _requests(
 
 
 def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
-    """Return the request with its row's marks, such as `priority`, which any format may have.
+    """Return the request with its row's SLO and marks, such as `priority`, in any format.
 
     A format that knows sessions by another column than `session_id` keeps its own.
     """
-    if request is None or not (MARKS.keys() | {"session_id"}) & row.values.keys():
+    if request is None or not _ANYWHERE & row.values.keys():
         return request
     return replace(
         request,
+        slo=promise(row),
         priority=row.priority(),
         lora_id=row.text("lora_id"),
         n=row.num_answers(),
