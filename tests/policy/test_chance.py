@@ -123,6 +123,13 @@ def test_the_hardest_of_several_times_decides() -> None:
     assert (at, outlook.needed_s) == (0, 0.5)
 
 
+def test_who_is_due_before_the_step_ends_is_late_whatever_others_need() -> None:
+    needed_s, until_s = np.array([0.1, 0.5, 0.9]), np.array([0.2, 0.3, 0.4])
+    outlook, at = Prospects().hardest(needed_s, until_s, 30, 0.0, wait_s=1.0)
+    assert (at, outlook.needed_s) == (0, 0.1)
+    assert outlook.chance(0.2 - 1.0) == 0
+
+
 def test_shorter_prompts_to_come_count_if_they_are_due_by_then() -> None:
     """In 4 s two come, one due after a second and one after 3 s, each of 0.4 s."""
     prospects = Prospects()

@@ -225,7 +225,8 @@ class Prospects:
         own_s = float(left_s[0])
         spare_s = speed * left_s - needed_s - shares * own_s
         variance = _DISPERSION * variances * own_s + (_NOISE * left_s) ** 2
-        at = int(np.argmin(spare_s / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))))
+        hardest = int(np.argmin(spare_s / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))))
+        at = hardest if own_s else 0
         needed, share, each = float(needed_s[at]), float(shares[at]), float(variances[at])
         if at == 0:
             return Outlook(needed, speed, Overtaking(share, each)), at
