@@ -28,6 +28,12 @@ class Spare(NamedTuple):
     num_blocks: int
 
 
+def no_plan(planner: str, output: object) -> str:
+    """Return what is wrong with an output of a class named `planner` that is no plan."""
+    kind = "None" if output is None else f"the {type(output).__name__} {output!r:.50}"
+    return f"{planner}.schedule returned {kind}, not a SchedulerOutput"
+
+
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
     """A check that raises IllegalPlanError for a plan that breaks a limit; it changes nothing."""
@@ -44,10 +50,7 @@ class PlanCheck:
         Return what it leaves.
         """
         if not isinstance(output, SchedulerOutput):
-            kind = "None" if output is None else f"the {type(output).__name__} {output!r:.50}"
-            raise IllegalPlanError(
-                f"{self.planner}.schedule returned {kind}, not a SchedulerOutput"
-            )
+            raise IllegalPlanError(no_plan(self.planner, output))
         num_tokens = num_started = num_left = num_lent = 0
         num_blocks, ledger = self.kv.num_free_blocks, self.kv.ledger()
         if output.rejected or output.preempted or output.swapped_out or output.swapped_in:

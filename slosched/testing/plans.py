@@ -18,6 +18,7 @@ from slosched.core import (
 from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
 from slosched.policy.kit.prompt_pack import PromptPack
+from slosched.scheduler.plan_check import no_plan
 
 TILE_TOKENS = PromptPack.tile_tokens
 
@@ -69,11 +70,7 @@ class Watched(Policy):
 
 
 def _check_type(policy: Policy, output: object) -> None:
-    kind = "None" if output is None else f"the {type(output).__name__} {output!r:.50}"
-    require(
-        isinstance(output, SchedulerOutput),
-        f"{type(policy).__name__}.schedule returned {kind}, not a SchedulerOutput",
-    )
+    require(isinstance(output, SchedulerOutput), no_plan(type(policy).__name__, output))
 
 
 def _picture(view: SchedulerView) -> list[object]:

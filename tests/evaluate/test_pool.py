@@ -12,6 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import is_alive
 
 from slosched.evaluate.capacity import local_pool
 
@@ -81,16 +82,8 @@ def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) 
         process.wait()
     assert len(workers) == 2
     deadline_s = time.monotonic() + 30
-    while (left := [pid for pid in workers if is_running(pid)]) and time.monotonic() < deadline_s:
+    while (left := [pid for pid in workers if is_alive(pid)]) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -78,5 +78,6 @@ def test_a_plan_beside_a_group_is_the_plan_for_all(
     assert plan.num_scheduled_tokens == tokens
     assert beside.rejected == plan.rejected
     assert beside.is_at_leisure == plan.is_at_leisure
+    assert beside.has_reserve == plan.has_reserve
     assert beside.shape == plan.shape
     assert not plan.preempted

@@ -105,7 +105,7 @@ def test_a_step_with_a_reserve_shows_how_fast_the_device_is_at_least() -> None:
         prospects = Prospects()
         for i in range(400):
             prospects.observe_full_step(0.025, 0.05, 0.05 * (i + 1), has_reserve=has_reserve)
-            prospects.note_step(0.05, 0.05, is_full=is_overloaded)
+            prospects.backlog.note_step(0.05, 0.05, is_full=is_overloaded)
         return prospects.outlook(0.0, 1, 20.0, is_overtaken=False).speed
 
     assert speed(has_reserve=True, is_overloaded=False) == pytest.approx(1.0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from factories import make_model
+from processes import is_alive
 
 from slosched.core import SLO, Limits
 from slosched.perfmodel import OnlineModel
@@ -63,14 +64,6 @@ def apart() -> Iterator[Apart]:
     forecaster = Apart(mean_share=1.0, peak_share=1.0)
     yield forecaster
     forecaster.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_its_answer_is_that_of_a_replay_in_line_and_its_death_is_survived(apart: Apart) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slosched.policy.kit.backlog import Backlog
+from slosched.policy.kit.lineup import Floats
 from slosched.policy.kit.speed import RecentSpeed
 
 _MEMORY_S = 4.0
@@ -34,8 +35,6 @@ _LEAST_VARIANCE = 1e-300
 """In place of a variance of nothing."""
 _ROUNDING_S = 1e-6
 """Times that differ by less are the same."""
-
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Overtaking(NamedTuple):
@@ -171,20 +170,12 @@ class Prospects:
         """Of all full steps."""
         self._top_speed = RecentSpeed(first=1.0, first_s=0.05, memory_s=_MEMORY_S)
         """Of those without a reserve."""
-        self._backlog = Backlog()
-
-    @property
-    def pressure(self) -> float:
-        """Return whether prompts have waited without a break lately, from 0 to 1."""
-        return self._backlog.pressure
+        self.backlog = Backlog()
+        """Each step is noted in it."""
 
     def let_in(self, now_s: float, work_s: float, num_tokens: int, ttft_s: float) -> None:
         """Note a prompt that waits from now on, and takes `work_s` alone on the device."""
         self._arrivals.add(now_s, work_s, num_tokens, ttft_s)
-
-    def note_step(self, took_s: float, predicted_s: float, *, is_full: bool) -> None:
-        """Learn from a step, and the time until the next one, whether it left prompts over."""
-        self._backlog.note_step(took_s, predicted_s, is_full=is_full)
 
     def observe_full_step(
         self, work_s: float, took_s: float, now_s: float, *, has_reserve: bool
@@ -254,4 +245,4 @@ class Prospects:
         """
         usual = self._speed.at(now_s)
         reserve = max(0.0, self._top_speed.at(now_s) - usual)
-        return max(_LEAST_SPEED, usual + (1 - self._backlog.pressure) * reserve)
+        return max(_LEAST_SPEED, usual + (1 - self.backlog.pressure) * reserve)

@@ -159,7 +159,7 @@ class Quoter:
             in_time = spread.share_up_to(request.slo.ttft_s / ttft_s)
             likely_s = ttft_s * spread.median
         else:
-            outlook, later_s = self._outlook(request, place, far_s, work, wait_s)
+            outlook, later_s = self._outlook(request, far_s, ahead.shared_s, work.alone_s, wait_s)
             in_time = outlook.chance(request.slo.ttft_s + later_s - wait_s)
             likely_s = wait_s + outlook.expected_s - later_s
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
@@ -206,7 +206,7 @@ class Quoter:
 
         It is known only under a policy that serves short prompts first.
         """
-        return self._prospects.pressure if self._is_by_length else 0.0
+        return self._prospects.backlog.pressure if self._is_by_length else 0.0
 
     def add(self, expected: Expected) -> None:
         """Count a request that waits from now on."""
@@ -366,7 +366,7 @@ class Quoter:
         return request.arrival_s
 
     def _outlook(
-        self, request: Request, place: float, far_s: float, work: Work, wait_s: float
+        self, request: Request, far_s: float, ahead_s: float, own_s: float, wait_s: float
     ) -> tuple[Outlook, float]:
         """Return what decides whether a new request is in time, and how long after it is due.
 
@@ -376,13 +376,14 @@ class Quoter:
         """
         num_tokens, now_s = request.num_uncomputed_tokens, request.arrival_s
         if self._order() is PromptOrder.PUNCTUAL and far_s < math.inf:
-            laters_s, aheads_s = self._prompts.by_due(place, _due_s(request), far_s)
-            needed_s, until_s = aheads_s + work.alone_s, laters_s + request.slo.ttft_s
+            laters_s, aheads_s = self._prompts.by_due(num_tokens, _due_s(request), far_s)
+            needed_s, until_s = aheads_s + own_s, laters_s + request.slo.ttft_s
             outlook, at = self._prospects.hardest(needed_s, until_s, num_tokens, now_s, wait_s)
             return outlook, float(laters_s[at])
-        needed = self._prompts.ahead(place, far_s).shared_s + work.alone_s
         is_overtaken = self._is_by_length
-        return self._prospects.outlook(needed, num_tokens, now_s, is_overtaken=is_overtaken), 0.0
+        return self._prospects.outlook(
+            ahead_s + own_s, num_tokens, now_s, is_overtaken=is_overtaken
+        ), 0.0
 
     def _prefills_s(self, needed_s: float, num_tokens: int, now_s: float) -> float:
         """Return how long `needed_s` of prefills take: a prompt's own and those before it.
@@ -445,7 +446,7 @@ class Quoter:
             self._speed.observe(step.work.alone_s, took_s, step.start_s - self._speed_seen_s)
             self._speed_seen_s = step.start_s + took_s
         elapsed_s = now_s - step.start_s
-        self._prospects.note_step(elapsed_s, step.predicted_s, is_full=step.is_full)
+        self._prospects.backlog.note_step(elapsed_s, step.predicted_s, is_full=step.is_full)
         if step.is_full:
             end_s, done_s = step.start_s + took_s, step.work.shared_s
             self._prospects.observe_full_step(done_s, took_s, end_s, has_reserve=step.has_reserve)
