@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 from factories import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slosched.core import Request, due_by, longest_tokens
-from slosched.policy.kit.drop import Remaining
+from slosched.core import Request, due_by, latest_first, longest_tokens
+from slosched.policy.kit.remaining import Remaining
 from slosched.scheduler.queues import InOrder, Queues
 
 ARRIVES, STARTS, COMES_BACK, IS_EASED, LOSES_A_TOKEN, ASKS = range(6)
 
 
-def names(requests: Sequence[Request]) -> list[str]:
+def names(requests: Iterable[Request]) -> list[str]:
     return [request.request_id for request in requests]
 
 
@@ -120,6 +120,21 @@ def test_what_a_step_rejects_is_not_due() -> None:
     remaining = Remaining(InOrder(queues), {"r1", "r3"})
     assert names(due_by(remaining, math.inf)) == ["r0", "r2"]
     assert longest_tokens(remaining) >= 3
+
+
+def test_some_may_be_left_out_twice() -> None:
+    queues = Queues()
+    for number in range(6):
+        queues.put_last(make_request(f"r{number}"))
+    once = Remaining(InOrder(queues), {"r1"})
+    twice = Remaining(once, {"r1", "r4"})
+    assert len(once) == 5
+    assert names(twice) == ["r0", "r2", "r3", "r5"]
+    assert len(twice) == 4
+    assert names(latest_first(twice)) == names(reversed(twice)) == ["r5", "r3", "r2", "r0"]
+    assert names(twice[1:3]) == ["r2", "r3"]
+    assert twice
+    assert not Remaining(once, {"r0", "r2", "r3", "r4", "r5"})
 
 
 def test_of_nobody_there_is_no_longest() -> None:

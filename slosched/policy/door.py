@@ -27,6 +27,7 @@ from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.crowd import Crowd
 from slosched.policy.kit.pausing import is_due
 from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s
+from slosched.policy.kit.remaining import Remaining
 from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
 from slosched.policy.kit.wrapper import Gate, Wrapper
@@ -182,7 +183,7 @@ class Door(Wrapper, Doorkeeper):
                 self._refused[request.request_id] = refusal
         if not self._refused:
             return Gate(view.waiting, {})
-        through = tuple(r for r in view.waiting if r.request_id not in self._refused)
+        through = Remaining(view.waiting, set(self._refused))
         return Gate(through, {name: each.reason for name, each in self._refused.items()})
 
     def _note_preempted(self, view: SchedulerView) -> list[Request]:

@@ -73,3 +73,4 @@ def test_a_rejected_prompt_that_has_begun_leaves_the_running_ones() -> None:
     left = without_rejected(batch, view)
     assert list(left.running) == [other]
     assert [r.request_id for r in left.waiting] == ["w0"]
+    assert len(left.waiting) == 1

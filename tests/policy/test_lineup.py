@@ -49,6 +49,7 @@ def test_answers_are_those_of_a_look_at_each_prompt(
     assert list(lineup.all()) == list(waiting.values())
     assert all(lineup.get(name) is waiting.get(name) for name in map("r{}".format, range(41)))
     first = [p.work for p in waiting.values() if p.place <= place and p.due_s <= far_s]
+    assert lineup.has_due_before(far_s) == any(p.due_s < far_s for p in waiting.values())
     assert lineup.ahead(place, far_s) == pytest.approx(
         (sum(work.alone_s for work in first), sum(work.shared_s for work in first))
     )

@@ -31,6 +31,7 @@
 | `reject_hopeless` | those that would miss it even alone on the device |
 | `why_late` | the `EndReason` of a request that cannot meet its TTFT |
 | `without_rejected` | the view without the requests that the step rejects |
+| `Remaining` | waiting requests without some of them, not copied |
 
 | about the future | what it knows |
 |---|---|
@@ -107,6 +108,7 @@ from slosched.policy.kit.punctual import best_order as best_order
 from slosched.policy.kit.punctual import most_in_time as most_in_time
 from slosched.policy.kit.quote import Quote as Quote
 from slosched.policy.kit.quote import Quoter as Quoter
+from slosched.policy.kit.remaining import Remaining as Remaining
 from slosched.policy.kit.speed import Speed as Speed
 from slosched.policy.kit.spread import Spread as Spread
 from slosched.policy.kit.stays import Stays as Stays

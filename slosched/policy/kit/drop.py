@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 from itertools import chain
-from typing import overload
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -14,11 +13,8 @@ from slosched.core import (
     LatencyModel,
     Request,
     SchedulerView,
-    WaitingRequests,
-    due_by,
-    latest_first,
-    longest_tokens,
 )
+from slosched.policy.kit.remaining import Remaining
 
 
 class Drop(StrEnum):
@@ -82,65 +78,12 @@ def without_rejected(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
     """Return the view without the requests that the step rejects."""
     if not batch.rejected:
         return view
-    rejected = frozenset(batch.rejected)
     running = view.running
     if batch.has_rejected_running:
-        running = tuple([r for r in running if r.request_id not in rejected])
-    return replace(
-        view,
-        waiting=Remaining(view.waiting, rejected),
-        running=running,
-        swapped=tuple([r for r in view.swapped if r.request_id not in rejected]),
-    )
-
-
-class Remaining(WaitingRequests):
-    """Requests without those that a step rejects.
-
-    A thousand may wait, and most steps look at none of them or at the first ones only.  So they are
-    copied when their number, or one in the middle, is asked for.
-    """
-
-    __slots__ = ("_all", "_kept", "_rejected")
-
-    def __init__(self, requests: Sequence[Request], rejected: Set[str]) -> None:
-        self._all, self._rejected = requests, rejected
-        self._kept: tuple[Request, ...] | None = None
-
-    @property
-    def longest_tokens(self) -> int:
-        return longest_tokens(self._all)
-
-    def due_by(self, until_s: float) -> list[Request]:
-        return [r for r in due_by(self._all, until_s) if r.request_id not in self._rejected]
-
-    def latest_first(self) -> Iterable[Request]:
-        return (r for r in latest_first(self._all) if r.request_id not in self._rejected)
-
-    def __iter__(self) -> Iterator[Request]:
-        if self._kept is not None:
-            return iter(self._kept)
-        rejected = self._rejected
-        return (r for r in self._all if r.request_id not in rejected)
-
-    def __bool__(self) -> bool:
-        return any(True for _ in self)
-
-    def __len__(self) -> int:
-        return len(self._copied())
-
-    @overload
-    def __getitem__(self, index: int) -> Request: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Request, ...]: ...
-    def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
-        return self._copied()[index]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({[r.request_id for r in self]})"
-
-    def _copied(self) -> tuple[Request, ...]:
-        if self._kept is None:
-            rejected = self._rejected
-            self._kept = tuple([r for r in self._all if r.request_id not in rejected])
-        return self._kept
+        running = tuple([r for r in running if r.request_id not in batch.rejected])
+    swapped = tuple([r for r in view.swapped if r.request_id not in batch.rejected])
+    left_out = set(batch.rejected)
+    if len(running) + len(swapped) < len(view.running) + len(view.swapped):
+        left_out.difference_update(r.request_id for r in chain(view.running, view.swapped))
+    waiting = Remaining(view.waiting, left_out) if left_out else view.waiting
+    return replace(view, waiting=waiting, running=running, swapped=swapped)

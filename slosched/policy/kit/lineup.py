@@ -146,6 +146,10 @@ class Lineup(Generic[P]):
         _, due_s, num_tokens, _, shared_s = first.tolist()
         return [Behind(*each) for each in zip(shared_s, map(int, num_tokens), due_s, strict=True)]
 
+    def has_due_before(self, far_s: float) -> bool:
+        """Tell whether a prompt is due before `far_s`."""
+        return bool((self._now()[1] < far_s).any())
+
     def shared_s(self, far_s: float) -> float:
         """Return the work in full steps of the prompts that are due before `far_s`."""
         _, dues_s, _, _, shared_s = self._now()

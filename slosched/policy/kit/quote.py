@@ -344,11 +344,18 @@ class Quoter:
         Those count that had come by `come_by_s`.
         """
         all_press, far_s = self._all_press, now_s + FAR_S
-        return any(
-            (all_press or each.due_s < far_s)
-            and each.request.arrival_s + each.request.server_s <= come_by_s
-            for each in self._prompts.all()
-        )
+        prompts = iter(self._prompts.all())
+
+        def presses(each: Expected) -> bool:
+            has_come = each.request.arrival_s + each.request.server_s <= come_by_s
+            return has_come and (all_press or each.due_s < far_s)
+
+        first = next(prompts, None)
+        if first is None or presses(first):
+            return first is not None
+        # Of a thousand that are due much later, none has to be looked at.
+        may_press = all_press or self._prompts.has_due_before(far_s)
+        return may_press and any(map(presses, prompts))
 
     @property
     def _all_press(self) -> bool:

@@ -21,6 +21,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.checks import check_positive
 from slosched.policy.kit.drop import why_late
+from slosched.policy.kit.remaining import Remaining
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
 _WINDOW = 200
@@ -83,7 +84,7 @@ class EarlyRejection(Wrapper):
         out = {r.request_id for r in new} - taken
         refused = [r for r in new[:_MAX_JUDGED] if r.request_id in out]
         rejected = {r.request_id: why_late(r, view.now_s) for r in refused}
-        return Gate(tuple(r for r in view.waiting if r.request_id not in out), rejected)
+        return Gate(Remaining(view.waiting, out), rejected)
 
     def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate:
         return self.gate(view)
