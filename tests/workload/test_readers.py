@@ -91,6 +91,8 @@ def test_timestamps_that_are_not_quantised_are_left_alone(tmp_path):
         ("arrival_s,input_tokens,output_tokens\n1,1,1\nnan,1,1\n", 3, "arrival_s is 'nan'"),
         ("arrival_s,input_tokens,output_tokens\n1,1.0,1\n2,1.5,1\n", 3, "input_tokens is '1.5'"),
         ("arrival_s,input_tokens,output_tokens\n1,1,1\n\ninf,1,1\n", 4, "arrival_s is 'inf'"),
+        ("arrival_s,input_tokens,output_tokens\n1,1,1\n1e300,1,1\n", 3, "arrival_s is '1e300'"),
+        ("arrival_s,input_tokens,output_tokens\n-1e13,1,1\n", 2, r"seconds in \[-1e\+12, 1e\+12"),
         (mooncake(0, 1) + '{"timestamp": 2,\n', 3, "not JSON"),
         (mooncake(0, 1) + "[1]\n", 3, "expected a JSON object"),
         (mooncake(0).replace("1, ", "true, ", 1) + mooncake(1), 1, "input_length is True"),

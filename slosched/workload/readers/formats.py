@@ -58,7 +58,7 @@ def _burstgpt(row: Row) -> TraceRequest | None:
 def _mooncake(row: Row) -> TraceRequest:
     return TraceRequest(
         request_id=str(row.number),
-        arrival_s=row.number_of("timestamp", "milliseconds, not negative", 0, 1e15) / 1e3,
+        arrival_s=row.milliseconds_since_start("timestamp"),
         num_prompt_tokens=row.tokens("input_length"),
         num_output_tokens=row.tokens("output_length"),
         prefix_hashes=row.hashes("hash_ids"),

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
 from slosched.core import OnInfeasible
 from slosched.workload.request import (
     MAX_PRIORITY,
@@ -23,6 +21,8 @@ from slosched.workload.request import (
 _MAX_SHOWN = 200
 _MAX_HASH = 2**63 - 1
 """Largest integer that a Parquet column holds."""
+_MOST_S = 1e12
+"""The most seconds, which is more than 30,000 years and less than the milliseconds since 1970."""
 
 
 class RowError(TraceError):
@@ -145,12 +145,17 @@ class Row:
         return number
 
     def seconds(self, column: str) -> float:
-        """Return a finite time in seconds, from any time zero."""
-        limit = float(np.finfo(np.float64).max)
-        return self.number_of(column, "a finite number of seconds", -limit, limit)
+        """Return a time in seconds, from any time zero."""
+        expected = f"a number of seconds in [-{_MOST_S:g}, {_MOST_S:g}]"
+        return self.number_of(column, expected, -_MOST_S, _MOST_S)
+
+    def milliseconds_since_start(self, column: str) -> float:
+        """Return the seconds that a number of milliseconds is."""
+        most = 1e3 * _MOST_S
+        return self.number_of(column, f"milliseconds in [0, {most:g}]", 0, most) / 1e3
 
     def seconds_since_start(self, column: str) -> float:
-        return self.number_of(column, "seconds, not negative", 0, 1e12)
+        return self.number_of(column, f"seconds in [0, {_MOST_S:g}]", 0, _MOST_S)
 
     def promise_s(self, column: str) -> float:
         return self.number_of(column, "a positive number of seconds, or inf", 5e-324, math.inf)
