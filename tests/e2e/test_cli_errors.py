@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import importlib
 import json
-import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -259,13 +259,40 @@ def test_a_mistake_is_named_and_leaves_nothing(cli: Cli, tmp_path: Path, typed: 
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_it_is_told_what_may_not_be_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system is asked, which allows all to root, as whom the tests may run."""
-    Path("old").mkdir()
-    monkeypatch.setattr("os.access", lambda _path, mode: mode != os.W_OK)
-    assert "'old' cannot be written: no permission for old" in cli("replay", "-o", "old").complaint
-    here = f"'new' cannot be written: no permission for {Path.cwd()}"
-    assert here in cli("replay", "-o", "new").complaint
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "replay -o",
+        "replay --perfetto",
+        "compare -o",
+        "capacity -o",
+        "plan --gpu h100=2 -o",
+        "tune -o",
+        "demo -o",
+        "profile -o",
+        "fit few.csv -o",
+        "trace make azure_conv -o",
+        "trace fetch azure_conv_2023 -o",
+    ],
+)
+def test_a_place_that_takes_no_file_is_refused_before_any_work(cli: Cli, typed: str) -> None:
+    """The system is asked to make something there: root may all, and still not in /proc."""
+    said = cli(*typed.split(), "/proc/x/y")
+    assert said.status == 2
+    assert "'/proc/x/y' cannot be written: /proc takes nothing new (No such file" in said.complaint
+
+
+def test_a_file_that_may_not_be_changed_is_refused_before_any_work(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    old = Path("old.csv").absolute()
+    old.touch()
+    monkeypatch.setattr(Path, "open", refuse)  # root, as whom the tests may run, may open all
+    said = cli("profile", "-o", "old.csv").complaint
+    assert f"'old.csv' cannot be written: {old} takes nothing new (Permission denied)" in said
 
 
 def test_a_port_in_use_is_said_to_be(cli: Cli) -> None:

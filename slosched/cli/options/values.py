@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Container
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -77,13 +77,29 @@ def writable(path: Path | None) -> Path | None:
     """Return the path; raise BadParameter if it cannot be written, before any work is done."""
     if path is None:
         return None
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    if not nearest.is_dir():
-        raise typer.BadParameter(f"{str(path)!r} is in no folder: {nearest} exists and is a file")
-    written = path if path.exists() else nearest
-    if not os.access(written, os.W_OK):
-        raise typer.BadParameter(f"{str(path)!r} cannot be written: no permission for {written}")
+    whole = path.absolute()
+    there = next(place for place in (whole, *whole.parents) if place.exists())
+    if there != whole and not there.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is in no folder: {there} exists and is a file")
+    try:
+        _try_to_write(there)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"{str(path)!r} cannot be written: {there} takes nothing new ({error.strerror}); name "
+            "another place"
+        ) from error
     return path
+
+
+def _try_to_write(path: Path) -> None:
+    """Raise OSError if a file cannot be added to, or nothing can be made in a folder.
+
+    Permissions do not tell: root has those for /proc, which takes nothing.
+    """
+    if path.is_dir():
+        TemporaryDirectory(prefix=".slosched-", dir=path).cleanup()
+    elif path.is_file():
+        path.open("ab").close()
 
 
 def check_other_file(out: Path, source: Path, what: str, flag: str = "--out") -> None:
