@@ -194,6 +194,21 @@ def test_ctrl_c_and_sigterm_keep_what_is_done(tmp_path: Path, ends_it: signal.Si
     assert num_kept(out) >= kept > 0
 
 
+def test_ctrl_c_during_the_bound_leaves_the_table_that_was_measured(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_args: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("slosched.evaluate.capacity.bound._num_possible", interrupted)
+    words = [word for word in QUICK if word != "--no-bound"]
+    said = cli(*words, "-p", "fcfs", "-o", str(tmp_path))
+    assert said.status == 130, said.err
+    assert "90 % of the requests good" in said.out
+    assert "run the same command again" in said.out
+    assert list(pd.read_csv(tmp_path / "capacities.csv").policy) == ["fcfs"]
+
+
 def num_kept(out: Path) -> int:
     if not (out / "points.sqlite").exists():
         return 0

@@ -193,9 +193,13 @@ def capacity(
         if not any(measured.complete for measured in sweep.measured.values()):
             raise _nothing_measured(sweep)
         study = Study(list(sweep.measured.values()), windows)
-        bounds = {}
+        bounds: dict[float, float] = {}
         if bound and finished:
-            bounds = _bounds(study, contenders, windows, plan.targets, make_pool)
+            try:
+                bounds = _bounds(study, contenders, windows, plan.targets, make_pool)
+            except KeyboardInterrupt:
+                _note_interrupted()
+                finished = False
         title = (
             f"{seeds} x {len(windows[0])} requests of {windows[0].name} on a simulated "
             f"{device.model_name}"
@@ -261,9 +265,13 @@ def _run(sweep: Sweep, make_pool: MakePool) -> bool:
             sweep.run(make_pool, lambda done, n: progress.update(task, completed=done, total=n))
         except KeyboardInterrupt:
             progress.stop()
-            console.print("[yellow]note:[/] interrupted; run the same command again to go on")
+            _note_interrupted()
             return False
     return True
+
+
+def _note_interrupted() -> None:
+    console.print("[yellow]note:[/] interrupted; run the same command again to go on")
 
 
 def _nothing_measured(sweep: Sweep) -> Exception:

@@ -36,12 +36,15 @@ def bound_windows(
     offered = sum(len(window) for window in windows)
     known: dict[int, float] = {}
     with make_pool(partial(give, _Windows(windows, replicas))) as pool:
-        while places := {k for search in searches.values() for k in search.next_places(known)}:
-            asked = {
-                k: [pool.submit(_num_possible, i, lattice.rate(k)) for i in range(len(windows))]
-                for k in sorted(places)
-            }
-            known |= {k: sum(f.result() for f in asked[k]) / offered for k in asked}
+        try:
+            while places := {k for search in searches.values() for k in search.next_places(known)}:
+                asked = {
+                    k: [pool.submit(_num_possible, i, lattice.rate(k)) for i in range(len(windows))]
+                    for k in sorted(places)
+                }
+                known |= {k: sum(f.result() for f in asked[k]) / offered for k in asked}
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)  # after Ctrl-C nobody waits for the rest
     bounds = {}
     for target, search in searches.items():
         low, high = search.bracket(known)
