@@ -73,6 +73,7 @@ class OperatorOptions:
         str | None,
         typer.Option(
             metavar="URL",
+            callback=options.collector_url,
             help="Send an OpenTelemetry span for each request to this collector: "
             "http://localhost:4317.  Needs the otel extra.",
         ),

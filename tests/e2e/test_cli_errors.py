@@ -199,6 +199,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "serve --emulate rtx4090/llama-3.1-8b --policy fifo": ("'fifo'",),
     "serve --emulate rtx4090/llama-3.1-8b --slo-ttft 0": ("--slo-ttft", "'0'"),
     "serve --emulate rtx4090/llama-3.1-8b --port 99999": ("99999",),
+    "serve --otlp-traces-endpoint foo": ("'foo' is no address of a collector", "http://localhost"),
+    "serve --otlp-traces-endpoint http://": ("--otlp-traces-endpoint", "'http://' is no address"),
     "serve --emulate rtx4090/llama-3.1-8b --kv-tokens 3": ("3 tokens",),
     "serve --emulate rtx4090/llama-3.1-8b --host 300.1.1.1": ("300.1.1.1", "--host"),
     # measuring and fitting

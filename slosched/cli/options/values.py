@@ -20,6 +20,7 @@ from slosched.workload import (
     parse_ttft,
 )
 
+_HTTP = ("http", "https")
 _FIGURES = (".png", ".svg", ".pdf", ".jpg")
 
 
@@ -125,7 +126,7 @@ def server_url(url: str | None) -> str | None:
     """Return the address without a slash at its end; raise BadParameter if it cannot be one."""
     if url is None:
         return None
-    if not _is_address(url):
+    if not _is_address(url, _HTTP):
         raise typer.BadParameter(f"{url!r} is no address of a server; write http://host:port")
     base = url.rstrip("/")
     if base.endswith("/v1"):
@@ -133,11 +134,20 @@ def server_url(url: str | None) -> str | None:
     return base
 
 
-def _is_address(url: str) -> bool:
-    """Tell whether this is an address of HTTP, with a host and no port beyond 65535."""
+def collector_url(url: str | None) -> str | None:
+    """Return the address; raise BadParameter if no spans can be sent there."""
+    if url is not None and not _is_address(url, (*_HTTP, "grpc")):
+        raise typer.BadParameter(
+            f"{url!r} is no address of a collector; write http://localhost:4317"
+        )
+    return url
+
+
+def _is_address(url: str, schemes: Container[str]) -> bool:
+    """Tell whether this address has one of the schemes, a host, and no port beyond 65535."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:  # what urllib says does not name the address
         return False
 
