@@ -8,6 +8,7 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from slosched.core import SloschedError
 from slosched.perfmodel.forms import READERS
@@ -87,8 +88,8 @@ def _bundle() -> resources.abc.Traversable:
 
 
 def _parse(text: bytes, source: str, *, force: bool = False) -> FittedModel:
+    document = _document(text, source)
     try:
-        document = json.loads(text)
         if document["format"] != MODEL_FORMAT and not force:
             raise ModelFileError(
                 f"{source} has the format {document['format']!r}, this slosched reads "
@@ -109,11 +110,28 @@ def _parse(text: bytes, source: str, *, force: bool = False) -> FittedModel:
             server_time=ServerTime(**server_time),
             noise=noise,
         )
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelFileError(
-            f"{source} is not a latency model ({type(error).__name__}: {error}); "
-            "write one with `slosched fit`"
-        ) from error
+    except KeyError as error:
+        raise _no_model(source, f"it has no {error}") from error
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise _no_model(source, f"{type(error).__name__}: {error}") from error
+
+
+def _document(text: bytes, source: str) -> dict[str, Any]:
+    """Return the JSON object that a file holds."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _no_model(source, f"it is not JSON, {error}") from error
+    if not isinstance(document, dict):
+        raise _no_model(source, "it is JSON, but no object")
+    return document
+
+
+def _no_model(source: str, why: str) -> ModelFileError:
+    return ModelFileError(
+        f"{source} is not a latency model ({why}); make one: `slosched profile -o profile.csv`, "
+        "then `slosched fit profile.csv -o model.json`"
+    )
 
 
 def _check_numbers(name: str, value: object) -> None:
