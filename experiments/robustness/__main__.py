@@ -55,8 +55,8 @@ def run(
             rates.append(study.rates(on_progress))
             progress.reset(task, description=f"{workload.scenario.name}: disturbed")
             losses.append(study.losses(rates[-1], on_progress))
-            progress.reset(task, description=f"{workload.scenario.name}: bounds", total=None)
-            lasting.append(study.lasting(rates[-1]))
+            progress.reset(task, description=f"{workload.scenario.name}: bounds")
+            lasting.append(study.lasting(rates[-1], on_progress))
     minutes = (time.monotonic() - begin_s) / 60
     made = provenance(windows, requests, minutes)
     Results(pd.concat(rates), pd.concat(losses), pd.concat(lasting), made).write()

@@ -146,7 +146,7 @@ class WorkloadStudy:
             rows.append(facts | loss(compared)._asdict())
         return pd.DataFrame(rows)
 
-    def lasting(self, rates: pd.DataFrame) -> pd.DataFrame:
+    def lasting(self, rates: pd.DataFrame, on_progress: OnProgress) -> pd.DataFrame:
         """Return the share that any schedule can serve in time with each smaller KV cache.
 
         It is that of L5, at the knee of the first policy: for windows that are repeated without
@@ -154,18 +154,20 @@ class WorkloadStudy:
         """
         rate = float(rates.loc[rates["policy"] == self.policies[0], "requests_per_s"].iloc[0])
         (kind,) = (k for k in kinds(self.workload.small_caches) if k.name == "kv")
-        rows = []
+        rows: list[dict[str, object]] = []
+        num_bounds = len(kind.strengths) * len(self._windows)
         for strength in kind.strengths:
             config = kind.change(self._calm, kind.variants[0], strength)
-            paces = [Pace(w, self._model, config.limits, config.kv_tokens) for w in self._windows]
-            shares = [
-                pace.bound(rate).num_good / len(window)
-                for pace, window in zip(paces, self._windows, strict=True)
-            ]
+            shares: list[float] = []
+            for window in self._windows:
+                on_progress(len(rows) * len(self._windows) + len(shares), num_bounds)
+                pace = Pace(window, self._model, config.limits, config.kv_tokens)
+                shares.append(pace.bound(rate).num_good / len(window))
             facts = {"workload": self._name, "strength": strength, "requests_per_s": rate}
             mean = sum(shares) / len(shares)
             spread = {"share": mean, "least_share": min(shares), "most_share": max(shares)}
             rows.append(facts | spread)
+        on_progress(num_bounds, num_bounds)
         return pd.DataFrame(rows)
 
     def _knees(

@@ -126,7 +126,10 @@ def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
         one.sort_values("strength")["loss_points"].iloc[-1] >= 0
         for _, one in stalls.groupby("policy")
     )
-    lasting = study.lasting(rates)
+    told: list[tuple[int, int]] = []
+    lasting = study.lasting(rates, lambda done, total: told.append((done, total)))
+    num_bounds = len(lasting) * 2  # of two windows
+    assert told == [(done, num_bounds) for done in range(num_bounds + 1)]
     assert lasting["share"].between(lasting["least_share"], lasting["most_share"]).all()
     assert (
         1 >= lasting["share"].iloc[0] > lasting["share"].iloc[1] > 0
