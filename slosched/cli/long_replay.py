@@ -12,6 +12,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.outcome_table import rows_table
+from slosched.cli.promised import promised
 from slosched.cli.search_options import Jobs
 from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.trace_source import is_kind, note_nothing_promised
@@ -81,6 +82,8 @@ def replay_long(
     rule = device.config.limits.deadline_rule
     title = f"{len(trace):,} requests of {trace.name}, judged by {rule}"
     console.print(rows_table(title, name, rows, trace.rate))
+    if said := promised([trace.slo]):
+        console.print(said)
     if trace.slo == NO_SLO:
         note_nothing_promised()
     if out is not None:
