@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from command_line import Said, Server, serving
+from command_line import SLOSCHED, Said, Server, serving
 from factories import make_model
 
 from slosched.core import EndReason, RequestStatus
@@ -208,6 +209,35 @@ def test_a_replay_that_is_stopped_keeps_what_it_has_measured(
     assert "2 of 3 requests of t, judged by" in said.out
     assert "no request was promised a time" in said.out
     assert len(read_records(Path("live/records.jsonl")).records) == 2
+
+
+def test_sigterm_before_a_server_serves_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("print('loading', flush=True)\ninput()\n")
+    with subprocess.Popen(
+        [SLOSCHED, "serve", "--emulate", GPU, "-p", "mine.py"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.endswith("stopped by Ctrl-C or SIGTERM while it was not serving\n")
+
+
+def test_sigterm_before_a_gateway_serves_is_told(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stopped(*_args: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("slosched.gateway.Gateway", stopped)
+    assert cli("route", "--url", "http://127.0.0.1:9").status == 130
+    assert caplog.messages[-1] == "stopped by Ctrl-C or SIGTERM while it was not serving"
 
 
 def test_sigterm_lets_running_requests_finish() -> None:

@@ -11,10 +11,12 @@ from slosched.cli.console import console
 from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.network_options import NetworkOptions
 from slosched.cli.option_groups import grouped
+from slosched.cli.sigterm import stopped_aloud
 from slosched.fleet.routers import ROUTERS
 
 
 @grouped
+@stopped_aloud()
 def route(
     url: Annotated[
         list[str],

@@ -30,6 +30,7 @@ from slosched.cli.option_groups import grouped
 from slosched.cli.promised import promised
 from slosched.cli.ray_serve import RayOptions, state_key
 from slosched.cli.service_options import ServiceOptions
+from slosched.cli.sigterm import stopped_aloud
 from slosched.cli.speculation import Speculate
 from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
@@ -66,6 +67,7 @@ def _step_timeout(text: str) -> float:
 
 
 @grouped
+@stopped_aloud()
 def serve(
     context: typer.Context,
     policy: options.PolicyName = "goodput+door",
