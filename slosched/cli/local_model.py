@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slosched.cli.console import console
 from slosched.cli.options import Format, KVOptions, ModelOptions
 from slosched.core import Limits, SloschedError
+from slosched.engine.model_path import local_directory
 from slosched.engine.profiling import ProfileLimits
 from slosched.perfmodel.device import cpu_name
 from slosched.perfmodel.graphs import GRAPH_SIZES, StepGraphs
@@ -107,11 +106,9 @@ def expert_facts(config: object) -> dict[str, str]:
 def runs_on_cpu(model: ModelOptions) -> bool:
     """Tell whether the options choose the CPU, which `auto` does where torch sees no GPU.
 
-    Raises SloschedError for a model directory that does not exist, before torch is imported.
+    Raises ModelUnavailableError for a path that is no directory, before torch is imported.
     """
-    name = model.model
-    if name.startswith((".", "~", os.sep)) and not Path(name).expanduser().is_dir():
-        raise SloschedError(f"no such model directory: {name!r}")
+    local_directory(model.model)
     try:
         from slosched.engine.torch import chosen_device  # takes seconds
     except ImportError as error:

@@ -374,6 +374,8 @@ def test_a_fault_of_ours_keeps_its_traceback(cli: Cli, monkeypatch: pytest.Monke
     [
         ("./no-such-folder", "no such model directory: './no-such-folder'"),
         (".", "directory '.' holds no config.json"),
+        ("llama.gguf", "'llama.gguf' is no model directory, which has a config.json and weights"),
+        (__file__, "single files are not read"),
         ("nobody/nothing", "unknown model 'nobody/nothing'"),
     ],
 )

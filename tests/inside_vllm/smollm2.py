@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slosched.engine.torch.embedded import ModelUnavailableError, embedded_model_dir
+from slosched.engine.model_path import ModelUnavailableError
+from slosched.engine.torch.embedded import embedded_model_dir
 
 vllm_is_installed = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed here: run `make test-vllm`"

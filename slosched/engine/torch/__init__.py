@@ -3,9 +3,10 @@
 Only this package imports torch and transformers.
 """
 
+from slosched.engine.model_path import ModelUnavailableError
 from slosched.engine.torch.attention import AttentionBackend, BackendUnavailableError
 from slosched.engine.torch.control import TorchControl
-from slosched.engine.torch.embedded import ModelUnavailableError, default_cache_dir
+from slosched.engine.torch.embedded import default_cache_dir
 from slosched.engine.torch.executor import TorchExecutor
 from slosched.engine.torch.forward import UnsupportedModelError
 from slosched.engine.torch.graphs import graph_sizes

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from slosched.engine.torch.embedded import ModelUnavailableError
+from slosched.engine.model_path import ModelUnavailableError
 from slosched.engine.torch.forward import ATTENTION_NAME, refusing_other_attention
 
 UNREADABLE = (

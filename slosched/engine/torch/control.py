@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from slosched.core import OperationError
+from slosched.engine.model_path import ModelUnavailableError
 from slosched.engine.torch.checkpoint import read_checkpoint
-from slosched.engine.torch.embedded import ModelUnavailableError
 from slosched.engine.torch.forward import UnsupportedModelError
 from slosched.engine.torch.model import LoadedModel
 

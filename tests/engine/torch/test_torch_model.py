@@ -116,6 +116,15 @@ def test_the_ends_of_an_output_are_tokens_of_the_vocabulary(
     assert not found.intersection(output[:-1])
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_said_to_be_one(tmp_path: Path, name: str) -> None:
+    load_model("tiny-random", device="cpu", dtype="float32").model.save_pretrained(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
+    (tmp_path / name).write_text(pointer)
+    with pytest.raises(ModelUnavailableError, match=f"{name} is only a pointer .*`git lfs pull`"):
+        load_model(str(tmp_path), device="cpu", dtype="float32")
+
+
 def test_a_context_with_longrope_stays_where_it_changes_no_answer_beside_it(tmp_path: Path) -> None:
     rope = {
         "rope_type": "longrope",
