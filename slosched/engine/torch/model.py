@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -234,12 +234,18 @@ def _eos_token_ids(model: Any, tokenizer: Any | None, vocab_size: int) -> frozen
     """Return the tokens at which `generate` stops.
 
     The tokenizer is asked last, since conversions often leave a wrong token there.  An id outside
-    the vocabulary, such as -1, is none: it can be neither drawn nor ruled out.
+    the vocabulary, such as -1, is none: it can be neither drawn nor ruled out.  Raises
+    ModelUnavailableError for one that is no number.
     """
     sources = (model.generation_config, model.config.get_text_config(), tokenizer)
     for source in sources:
-        named: int | Sequence[int] | None = getattr(source, "eos_token_id", None)
-        ids = [named] if isinstance(named, int) else named or ()
+        named = getattr(source, "eos_token_id", None)
+        ids = named if isinstance(named, list) else [] if named is None else [named]
+        if not all(isinstance(i, int) for i in ids):
+            raise ModelUnavailableError(
+                f"eos_token_id is {named!r} in generation_config.json or config.json; write the "
+                "number of a token, or a list of numbers"
+            )
         if found := frozenset(i for i in ids if 0 <= i < vocab_size):
             return found
     return frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -114,6 +115,14 @@ def test_the_ends_of_an_output_are_tokens_of_the_vocabulary(
     [output] = serve(model, Replica(), [ask]).outputs
     assert len(output) == 4
     assert not found.intersection(output[:-1])
+
+
+@pytest.mark.parametrize("named", ["2", [2, "</s>"], 2.5, {"id": 2}])
+def test_an_end_of_an_output_that_is_no_number_is_named(tmp_path: Path, named: object) -> None:
+    load_model("tiny-random", device="cpu", dtype="float32").model.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    with pytest.raises(ModelUnavailableError, match=f"eos_token_id is {re.escape(repr(named))}"):
+        load_model(str(tmp_path), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
