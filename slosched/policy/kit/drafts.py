@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slosched.core import BatchShape, DraftOffer, SchedulerOutput, SchedulerView
+from slosched.policy.kit.lengths import Floats
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _LEAST_GAIN = 1.02
