@@ -381,6 +381,19 @@ def test_no_name_of_a_fleet_lies_on_the_line_of_the_target(worst: float, best: f
         assert not extent.y0 <= line_y <= extent.y1, text.get_text()
 
 
+def test_the_names_of_fleets_can_be_read_over_the_intervals_of_others():
+    rows = [("1 x a", 1.0, 0.9), ("1 x b", 1.1, 0.8), ("9 x b", 9.9, 1.0)]
+    fleets = pd.DataFrame(rows, columns=["fleet", "price_per_hour", "attainment"])
+    figure = cost_frontier(fleets.assign(low=0.5, high=1.0), 0.99)
+    (axes,) = figure.axes
+    assert drawn(figure)
+    texts = {text.get_text(): text for text in axes.texts}
+    assert all(texts[name].get_path_effects() for name in ("1 x a", "9 x b")), "white around them"
+    dearest_x = axes.transData.transform((9.9, 1.0))[0]
+    marker_pixels = 4.5 / 2 / 72 * figure.dpi
+    assert texts["99 %"].get_window_extent().x0 > dearest_x + marker_pixels
+
+
 def test_the_fit_plot_states_the_error():
     measured = np.array([0.01, 0.02, 0.04])
     figure = fit_plot(measured * [1.1, 0.9, 1.0], measured)
