@@ -25,8 +25,10 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
     """Read the evaluations in `folder`.  Raises RecordsError with file and line if it cannot."""
     path = folder / FILE_NAME
     if not path.exists():
+        is_there = folder.is_dir()
+        lacks = f"{folder} has no {FILE_NAME}" if is_there else f"there is no folder {folder}"
         raise RecordsError(
-            f"{folder} has no {FILE_NAME}: name the folder of a simulated replay of a portfolio on "
+            f"{lacks}: name the folder of a simulated replay of a portfolio on "
             f"one replica, as `slosched replay -p portfolio -o {quote(str(folder))}` leaves it"
         )
     try:

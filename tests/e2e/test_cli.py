@@ -481,7 +481,8 @@ def test_what_a_portfolio_did_is_that_of_the_last_replay(cli: Cli) -> None:
     assert cli(*replay, "fcfs").status == 0
     said = cli("explain", "out")
     assert said.status == 1
-    assert "out has no evaluations.jsonl" in said.err
+    assert "error: out has no evaluations.jsonl: name the folder" in said.err
+    assert "error: there is no folder gone: name the folder" in cli("explain", "gone").err
     assert cli(*replay, "portfolio", "--replicas", "2").status == 0
     assert "a portfolio on one replica" in " ".join(cli("explain", "out").err.split())
 
