@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from slosched.policy.portfolio.evaluation import Evaluation
-from slosched.replay.files import RecordsError
+from slosched.replay.files import RecordsError, parsed
 
 FILE_NAME = "evaluations.jsonl"
 
@@ -35,12 +35,4 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
         lines = path.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise RecordsError(f"{path} is not a text file: {error}") from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(Evaluation.from_json(json.loads(line)))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecordsError(
-                f"{path}, line {number} is not what `slosched replay` writes: {error!r}"
-            ) from error
-    return found
+    return [parsed(path, i, line, Evaluation.from_json) for i, line in enumerate(lines, start=1)]

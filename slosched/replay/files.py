@@ -55,20 +55,24 @@ def read_records(path: Path) -> Replay:
         raise RecordsError(f"cannot read the records {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise RecordsError(f"{path} is not a text file: {error}") from error
-    provenance = _parsed(path, 1, header, _provenance)
-    records = [_parsed(path, i, line, _from_json) for i, line in enumerate(lines, start=2)]
+    provenance = parsed(path, 1, header, _provenance)
+    records = [parsed(path, i, line, _from_json) for i, line in enumerate(lines, start=2)]
     if not records:
         raise RecordsError(f"{path} holds no record")
     return Replay(records, provenance)
 
 
-def _parsed(path: Path, number: int, line: str, parse: Callable[[dict[str, Any]], T]) -> T:
+def parsed(path: Path, number: int, line: str, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `parse` makes of a line of JSON.  Raises RecordsError with file and line."""
     try:
         return parse(json.loads(line))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordsError(
-            f"{path}, line {number} is not what `slosched replay` writes: {error!r}"
-        ) from error
+    except json.JSONDecodeError as error:
+        why = f"it is not JSON, {error}"
+    except KeyError as error:
+        why = f"it has no {error}"
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = str(error)
+    raise RecordsError(f"{path}, line {number} is not what `slosched replay` writes: {why}")
 
 
 def _provenance(header: dict[str, Any]) -> dict[str, object]:

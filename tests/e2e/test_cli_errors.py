@@ -174,7 +174,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "compare -p fcfs -p fifo -o out": ("'fifo'",),
     "compare --records before -o out": ("'before'", "NAME=FILE"),
     "compare --records before=gone -o out": ("gone", "No such file"),
-    "compare --records before=records.jsonl -o out": ("records.jsonl, line 2",),
+    "compare --records before=records.jsonl -o out": ("records.jsonl, line 2", "it has no 'slo_s'"),
+    "compare --records before=profile.csv -o out": ("profile.csv, line 1", "it is not JSON"),
     "compare --records fcfs=records.jsonl -o out": ("'fcfs'", "taken"),
     # live
     "top http://127.0.0.1:9 --once": ("http://127.0.0.1:9", "Connection refused", "slosched serve"),
