@@ -48,6 +48,8 @@ class OperatorOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
+            file_okay=False,
+            callback=options.writable,
             help="Where /stop_profile writes torch's profile; needs --admin-api-key.",
         ),
     ] = None

@@ -276,6 +276,7 @@ def test_a_mistake_is_named_and_leaves_nothing(cli: Cli, tmp_path: Path, typed: 
         "fit few.csv -o",
         "trace make azure_conv -o",
         "trace fetch azure_conv_2023 -o",
+        "serve --admin-api-key k --torch-profiler-dir",
     ],
 )
 def test_a_place_that_takes_no_file_is_refused_before_any_work(cli: Cli, typed: str) -> None:
