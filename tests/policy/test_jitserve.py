@@ -42,6 +42,14 @@ def test_late_tokens_lose_value(penalty: float) -> None:
     assert found["p"] == pytest.approx(value)
 
 
+def test_a_first_token_is_expected_after_what_is_left_of_the_prompt() -> None:
+    """After 1 s, 500 of 1,000 tokens take 34.95 ms, so the TTFT of 1.04 s is kept."""
+    half, whole = R("h", 1000, due_s=1.04, done=500), R("w", 1000, due_s=1.04)
+    found = densities([half, whole], now_s=1.0)
+    assert found["h"] == pytest.approx(1800)
+    assert found["w"] == pytest.approx(1000 * 1.04 / 1.05995 + 800)
+
+
 def test_waiting_raises_the_density() -> None:
     """Frames of 50 * 10 ms: two in a second, with 1 % each."""
     found = densities([R("p", 1000, due_s=2.0)], now_s=1.0, patience=0.01)

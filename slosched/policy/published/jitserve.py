@@ -236,7 +236,9 @@ class JITServe(PlansBesideDecodes):
         ttft_s = np.array([r.slo.ttft_s for r in requests], dtype=np.float64)
         first_s = served_s + np.array(
             [
-                0.0 if r.num_output_tokens else model.predict_prefill(r.num_prompt_tokens)
+                0.0
+                if r.num_output_tokens
+                else model.predict_prefill(r.num_uncomputed_tokens, r.num_computed_tokens)
                 for r in requests
             ]
         )
