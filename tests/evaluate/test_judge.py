@@ -32,11 +32,12 @@ from slosched.evaluate.judge import (
 )
 from slosched.evaluate.judge.bout import Bout
 from slosched.evaluate.judge.knee import find_knees
-from slosched.evaluate.judge.play import Stage
+from slosched.evaluate.judge.play import Stage, Task, share_good
 from slosched.evaluate.judge.scenarios import known_knees
 from slosched.evaluate.judge.sequential import LOOKS, FloatArray, ratio_interval, ratio_of_means
 from slosched.evaluate.judge.time_limit import NO_LIMIT, OutOfTimeError, StuckPolicyError
 from slosched.evaluate.statistics import Interval
+from slosched.metrics import RequestColumns, good_requests, records_of
 from slosched.perfmodel import load_model
 from slosched.policy.fcfs import FCFS
 from slosched.policy.spec import make_policy
@@ -273,6 +274,19 @@ class TestJudge:
         parts = [scenario.window(number, 1.0, trace) for number in range(count + 3)]
         names = [request.request_id for part in parts for request in part.requests]
         assert len(set(names)) == len(names) == 2000
+
+    def test_in_a_closed_loop_the_same_requests_count_for_every_policy(self) -> None:
+        trace = synthesize("sessions", num_requests=1500, rate=2.0).closed_loop(0.03)
+        stage = Stage(tiny(), trace)
+        scenario, player = stage.scenarios["conv-tight"], Contender("fcfs")
+        window = scenario.window(0, 100.0, trace)
+        config = scenario.config(player, 0)
+        requests = simulate(window, make_policy(player.policy), scenario.device(), config)
+        counted = {request.request_id for request in window.requests[40:]}
+        records = records_of([r for r in requests if r.request_id in counted], scenario.rule)
+        share = good_requests(RequestColumns.of(records), scenario.rule).mean()
+        give(stage)
+        assert share_good(Task("conv-tight", 100.0, 0, player)) == share
 
 
 class Endless(FCFS):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from slosched.evaluate.capacity import Outcomes
+from slosched.evaluate.capacity.point import as_in
 from slosched.evaluate.capacity.pool import given
 from slosched.evaluate.judge.scenarios import Contender, Scenario
 from slosched.evaluate.judge.time_limit import NO_LIMIT, TimeLimit
@@ -14,7 +15,8 @@ from slosched.simulator.simulate import simulate
 from slosched.workload import Trace
 
 WARM_UP_SHARE = 0.4
-"""The first part of each window, whose requests do not count; the same for every policy."""
+"""The first part of each window, whose requests do not count; the same for every policy, also in a
+closed loop, where requests arrive in another order under each."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def _share_good(task: Task) -> float:
     window = _window(task.scenario, task.window, task.rate)
     config = scenario.config(task.contender, task.window)
     requests = simulate(window, make_policy(task.contender.policy), scenario.device(), config)
-    good = Outcomes.of(requests, config.limits.deadline_rule).good
+    good = Outcomes.of(as_in(window, requests), config.limits.deadline_rule).good
     return float(good[int(WARM_UP_SHARE * len(good)) :].mean())
 
 
