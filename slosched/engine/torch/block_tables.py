@@ -54,20 +54,27 @@ class BlockTables:
             self._free_rows.append(entry[0])
 
     def _write(self, name: Hashable, table: Sequence[int]) -> tuple[int, list[int]]:
-        num_rows, width = self._array.shape
-        if name not in self._known and not self._free_rows:
-            self._free_rows = list(range(num_rows, 2 * num_rows))
-            self._array = np.concatenate([self._array, np.zeros_like(self._array)])
-        row, written = entry = self._known.get(name) or (self._free_rows.pop(), [])
+        blocks = list(table)  # from here on `table`, which may grow in another thread, is not read
+        known = self._known.get(name)
+        self._make_room(len(blocks), is_new=known is None)
+        row, written = known or (self._free_rows.pop(), [])
         kept = len(written)
-        written += table[kept:]
-        if written != table:  # it did not only grow
-            kept, written[:] = 0, table
-        # From here on `table`, which may be growing in another thread, is not looked at.
-        if len(written) > width:
-            more = max(len(written) - width, width)
-            self._array = np.pad(self._array, ((0, 0), (0, more)))
+        if blocks[:kept] != written:  # it did not only grow
+            kept = 0
         # Nobody reads an entry without a block, but kernels may compute its address.
-        self._array[row, kept : len(written)] = [max(block, 0) for block in written[kept:]]
-        self._known[name] = entry
+        self._array[row, kept : len(blocks)] = [max(block, 0) for block in blocks[kept:]]
+        entry = self._known[name] = row, blocks
         return entry
+
+    def _make_room(self, num_blocks: int, *, is_new: bool) -> None:
+        """Make rows of at least `num_blocks` entries, and a free row for a sequence that `is_new`.
+
+        Where memory does not suffice for that, nothing changes.
+        """
+        num_rows, width = self._array.shape
+        if is_new and not self._free_rows:
+            self._array = np.concatenate([self._array, np.zeros_like(self._array)])
+            self._free_rows = list(range(num_rows, 2 * num_rows))
+        if num_blocks > width:
+            more = max(num_blocks - width, width)
+            self._array = np.pad(self._array, ((0, 0), (0, more)))

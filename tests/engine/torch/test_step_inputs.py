@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from itertools import islice
 from random import Random
+from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 from machine import slowed
@@ -13,6 +15,7 @@ from machine import slowed
 from benchmarks.step_inputs import steps
 from slosched.core import NO_BLOCK
 from slosched.engine.torch import TorchExecutor, load_model
+from slosched.engine.torch.block_tables import BlockTables
 from slosched.engine.torch.step_inputs import Spans, StepInput, StepInputs
 
 torch.set_num_threads(1)
@@ -47,6 +50,36 @@ def check(got: StepInput, spans: Spans, block_size: int) -> None:
     for tensor in (batch.query_starts, batch.context_starts, batch.context_lens):
         assert tensor.dtype == torch.int32
     assert batch.block_tables.dtype == torch.int32
+
+
+@pytest.mark.parametrize("grows_by", ["pad", "concatenate"])
+def test_tables_for_which_there_was_no_memory_are_written_once_there_is(
+    grows_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The array has 64 rows of 64 entries; a longer table, or one of a 65th sequence, grows it."""
+
+    def fail(*_args: object) -> NoReturn:
+        raise MemoryError
+
+    tables, num_rows = BlockTables(), 64
+    longer = {name: [name] for name in range(num_rows)}
+    tables.rows(longer, longer.values())
+    longer |= {0: list(range(65))} if grows_by == "pad" else {num_rows: [num_rows]}
+    with monkeypatch.context() as scarce:
+        scarce.setattr(np, grows_by, fail)
+        with pytest.raises(MemoryError):
+            tables.rows(longer, longer.values())
+    found = np.zeros((len(longer), max(map(len, longer.values()))), np.int32)
+    tables.gather(tables.rows(longer, longer.values()), np.zeros(len(longer), np.int64), found)
+    for row, blocks in zip(found.tolist(), longer.values(), strict=True):
+        assert row[: len(blocks)] == blocks
+
+
+def test_a_sequence_without_memory_for_its_table_takes_no_row() -> None:
+    tables = BlockTables()
+    with pytest.raises(MemoryError):
+        tables.rows(["endless"], [range(1 << 60)])
+    assert set(tables.rows(range(64), [[0]] * 64)) == set(range(64))
 
 
 def test_tables_that_grow_move_and_change_in_place() -> None:
