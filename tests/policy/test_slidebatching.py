@@ -6,7 +6,7 @@ import pytest
 from factories import make_model
 from views import begun, decode, prompt, view_of
 
-from slosched.core import Request, SchedulerOutput
+from slosched.core import Limits, Request, SchedulerOutput
 from slosched.policy import SlideBatching
 from slosched.policy.spec import make_policy
 
@@ -60,6 +60,14 @@ def test_what_is_cached_of_a_waiting_prompt_costs_nothing() -> None:
     cached = prompt("cached", 3000, 450)
     cached.num_computed_tokens = 2800
     assert first(plan(*[prompt(f"long{i}", 1000, 400) for i in range(10)], cached)) == "cached"
+
+
+def test_a_prompt_whose_adapter_finds_no_slot_keeps_nobody_out() -> None:
+    requests = [decode("d1", 1000, 100), prompt("p", 100, 200), decode("d2", 1000, 300)]
+    for request, lora_id in zip(requests, ("x", "y", "x"), strict=True):
+        request.lora_id = lora_id
+    view = view_of(requests, MODEL, limits=Limits(max_loras=1))
+    assert list(SlideBatching().schedule(view).num_scheduled_tokens) == ["d1", "d2"]
 
 
 def test_an_urgent_decode_goes_before_urgent_prompts() -> None:

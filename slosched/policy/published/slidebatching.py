@@ -222,7 +222,7 @@ class _Pack:
             return True
         n = batch.add(request, min_new_tokens=self._min_chunk_tokens)
         self._promised_blocks += batch.blocks_promised((request,))
-        return n > 0 or batch.blocks_missing(request, 1) > batch.num_free_blocks
+        return n > 0 or batch.largest_chunk(request, self._min_chunk_tokens) > 0
 
     def _has_room(self, request: Request) -> bool:
         """Tell whether the prompt may start; the first that may not keeps later ones out, too."""
