@@ -84,7 +84,8 @@ class DecodeFirst(StallFree, ForeseesDecodes):
 
     A subclass that wants another order of the prefills writes `prefill_order`.  A prompt starts
     only if all of it fits into the KV cache next to those that have begun, and the first that does
-    not fit keeps those behind it out.  Source: Sarathi-Serve (OSDI '24), algorithm 3.
+    not fit keeps those behind it out; one that only lacks a LoRA slot does not.  Source:
+    Sarathi-Serve (OSDI '24), algorithm 3.
     """
 
     token_budget: int = tunable(512, 128, 256, 1024, 2048)
@@ -161,12 +162,15 @@ def add_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_bloc
     """Add prefills in this order until the step is full.
 
     `reserved_blocks` are KV blocks kept for prompts that have begun (`blocks_promised`).  The first
-    waiting request that cannot start keeps the waiting requests behind it out, too.
+    waiting request that cannot start keeps the waiting requests behind it out, too.  One that lacks
+    a LoRA slot is passed over, as in vLLM.
     """
     blocked = False
     for request in prefills:
         if batch.num_free_tokens <= 0:
             break
+        if not batch.has_lora_slot(request):
+            continue
         if request.status is RequestStatus.RUNNING:
             num_free_blocks = batch.num_free_blocks
             batch.add(request)

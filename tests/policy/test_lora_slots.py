@@ -1,0 +1,28 @@
+"""A prompt whose adapter finds no slot in the step is passed over, whatever the policy."""
+
+from __future__ import annotations
+
+import pytest
+from views import FLAT, R, decode, view_of
+
+from slosched.core import Limits
+from slosched.policy.spec import make_policy
+
+PASSING_OVER = ("sarathi", "edf", "sjf", "vllm_v1", "vllm_v0:enable_chunked_prefill=true", "trtllm")
+PASSING_OVER += ("slo_aware", "goodput", "qoserve", "fairbatching", "slidebatching")
+PASSING_OVER += ("slosserve", "jitserve", "medha_lars", "scorpio", "sola")
+
+
+@pytest.mark.parametrize("name", PASSING_OVER)
+def test_a_prompt_without_a_slot_keeps_nobody_out(name: str) -> None:
+    """The decode has the only slot, and the first prompt needs another adapter."""
+    running = decode("decode", 100, slack_ms=50)
+    running.lora_id = "x"
+    queue = [
+        running,
+        R("other", 100, due_s=1.0, lora_id="y"),
+        R("same", 200, due_s=2.0, lora_id="x"),
+        R("none", 300, due_s=2.0),
+    ]
+    view = view_of(queue, FLAT, limits=Limits(max_loras=1))
+    assert {*make_policy(name).schedule(view).num_scheduled_tokens} == {"decode", "same", "none"}
