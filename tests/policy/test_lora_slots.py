@@ -10,7 +10,7 @@ from slosched.policy.spec import make_policy
 
 PASSING_OVER = ("sarathi", "edf", "sjf", "vllm_v1", "vllm_v0:enable_chunked_prefill=true", "trtllm")
 PASSING_OVER += ("slo_aware", "goodput", "qoserve", "fairbatching", "slidebatching")
-PASSING_OVER += ("slosserve", "jitserve", "medha_lars", "scorpio", "sola")
+PASSING_OVER += ("slosserve", "jitserve", "medha_lars", "scorpio", "sola", "vtc")
 
 
 @pytest.mark.parametrize("name", PASSING_OVER)

@@ -53,7 +53,7 @@ class VTC(StallFree):
        thus earns no credit while it is idle.
     2. While tokens and KV cache last, the earliest request of the client with the smallest counter
        starts, and the counter grows by its prompt.  A request that does not fit keeps all others
-       out.
+       out, but one that only lacks a LoRA slot is passed over.
     3. The counter also grows with each output token of the client.
 
     VTC neither preempts nor rejects.  The counters of two clients that always have requests waiting
@@ -152,26 +152,33 @@ class VTC(StallFree):
     ) -> list[Request]:
         """Start requests in turn and charge their prompts; return those that start."""
         started: list[Request] = []
-        for client, request in self._in_turn(queues):
+        for client, request in self._in_turn(batch, queues):
             if batch.num_free_tokens <= 0:
                 break
             if not batch.admit(request, reserved_blocks=reserved_blocks):
                 break
             started.append(request)
             reserved_blocks += batch.blocks_promised((request,))
-            queues[client].popleft()
+            queues[client].remove(request)
             self._last_left = client
             if not request.num_preemptions:  # what is computed anew was paid for
                 self._counters[client] += self.prompt_price * request.num_prompt_tokens
         return started
 
     def _in_turn(
-        self, queues: Mapping[Hashable, deque[Request]]
+        self, batch: BatchBuilder, queues: Mapping[Hashable, deque[Request]]
     ) -> Iterator[tuple[Hashable, Request]]:
-        """Yield the earliest request of the client whose counter is smallest at that moment."""
-        while clients := [client for client, queue in queues.items() if queue]:
-            client = min(clients, key=self._counters.__getitem__)
-            yield client, queues[client][0]
+        """Yield the earliest request of the client whose counter is smallest at that moment.
+
+        Requests that lack a LoRA slot are passed over.
+        """
+        while firsts := {
+            client: request
+            for client, queue in queues.items()
+            if (request := next(filter(batch.has_lora_slot, queue), None)) is not None
+        }:
+            client = min(firsts, key=self._counters.__getitem__)
+            yield client, firsts[client]
 
     def _emitting(self, batch: BatchBuilder, requests: Iterable[Request]) -> Counter[Hashable]:
         """Return the number of output tokens of the step by client."""
