@@ -41,7 +41,8 @@ class PastFuture(Wrapper):
     Differences: draws are a golden-ratio sequence over the requests, which needs no seed and is
     more even than chance.  Before any request has finished, outputs are `prior_output_tokens` long
     where LightLLM begins with the longest allowed.  A request that is longer than the whole history
-    is expected to end with the next token, where LightLLM draws up to its limit.
+    is expected to end with the next token, where LightLLM draws up to its limit.  A cached prefix
+    that several share counts for each of them, as in LightLLM (`Req.get_tuple_tokens`).
 
     Output lengths are those of the last 1,000 finished requests.
     """
