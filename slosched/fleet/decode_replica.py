@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Never
 
 from slosched.core import Request
 from slosched.fleet.pooled import PooledReplica
@@ -91,6 +92,6 @@ class DecodeReplica(PooledReplica):
         one_s = super()._steps_until_s()
         return one_s if self.queue else max(one_s, self._timeline.next_s)
 
-    def _unfinished_prompts(self) -> Iterator[tuple[int, float]]:
+    def _unfinished_prompts(self) -> Iterator[Never]:
         """Yield nothing: it prefills no prompts."""
         return iter(())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from slosched.core import BatchShape, EndReason, Request
+from slosched.core import BatchShape, EndReason, PromptOrder, Request
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel
 from slosched.perfmodel.device import num_devices
@@ -26,6 +26,28 @@ class ReplicaKind(NamedTuple):
     def num_gpus(self) -> int:
         """Return the devices that one replica holds."""
         return num_devices(self.model)
+
+
+class _Prompt(NamedTuple):
+    """What is left of a prompt."""
+
+    num_tokens: int
+    prefill_s: float
+    """The time of its prefill alone on the device."""
+    due_s: float
+
+    def goes_before(self, new: _Prompt, order: PromptOrder) -> bool:
+        """Tell whether it is expected to run before a prompt that comes after it."""
+        is_shorter, is_sooner = self.prefill_s <= new.prefill_s, self.due_s <= new.due_s
+        match order:
+            case PromptOrder.LENGTH:
+                return is_shorter
+            case PromptOrder.DEADLINE:
+                return is_sooner
+            case PromptOrder.PUNCTUAL:
+                return is_shorter and is_sooner
+            case PromptOrder.ARRIVAL:
+                return True
 
 
 class ReplicaView:
@@ -89,7 +111,7 @@ class ReplicaView:
     def num_waiting_tokens(self) -> int:
         """Return the prompt tokens that are left to prefill.  O(prompts)."""
         self._look()
-        return sum([left for left, _ in self._unfinished_prompts()])
+        return sum([prompt.num_tokens for prompt in self._unfinished_prompts()])
 
     @property
     def num_waiting(self) -> int:
@@ -139,15 +161,16 @@ class ReplicaView:
         computes a token of each decode, which takes longer by as much as the latency model says.
         """
         self._look()
+        num_tokens = max(1, request.num_prompt_tokens - num_cached_tokens)
         own_s = self.prefill_s(request, num_cached_tokens)
-        own_tokens = max(1, request.num_prompt_tokens - num_cached_tokens)
-        is_by_length = self.simulated.scheduler.policy.prompt_order.is_by_length
-        num_tokens, work_s, num_prompts = own_tokens, own_s, 0
-        for left, left_s in self._unfinished_prompts():
+        own = _Prompt(num_tokens, own_s, request.arrival_s + request.slo.ttft_s)
+        order = self.simulated.scheduler.policy.prompt_order
+        work_s, num_prompts = own_s, 0
+        for prompt in self._unfinished_prompts():
             num_prompts += 1
-            if not is_by_length or left_s <= own_s:
-                num_tokens += left
-                work_s += left_s
+            if prompt.goes_before(own, order):
+                num_tokens += prompt.num_tokens
+                work_s += prompt.prefill_s
         wait_s = max(0.0, self.simulated.clock.now_s() - self._clock.now_s())
         budget = self.kind.config.limits.max_num_batched_tokens
         num_steps = -(-num_tokens // budget)
@@ -211,8 +234,8 @@ class ReplicaView:
             ended[0][0] if ended else math.inf,
         )
 
-    def _unfinished_prompts(self) -> Iterator[tuple[int, float]]:
-        """Yield the tokens that are left of each prompt, and the time of their prefill."""
+    def _unfinished_prompts(self) -> Iterator[_Prompt]:
+        """Yield what is left of each prompt."""
         emitted = [
             name
             for name, (request, _) in self._prompts.items()
@@ -222,7 +245,8 @@ class ReplicaView:
             del self._prompts[name]
         for request, work_s in self._prompts.values():
             left = request.num_uncomputed_tokens
-            yield left, work_s * left / request.num_prompt_tokens
+            left_s = work_s * left / request.num_prompt_tokens
+            yield _Prompt(left, left_s, request.arrival_s + request.slo.ttft_s)
 
     def _decodes(self, num: int) -> BatchShape:
         """Return a step of `num` decodes whose contexts are prompts of the mean length."""

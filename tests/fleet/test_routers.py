@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from fleets import A_SECOND_A_STEP, TWO_SECONDS_A_STEP, make_replicas, make_trace
 
-from slosched.core import SLO, Request
+from slosched.core import SLO, Policy, Request
 from slosched.fleet.router import R, Router
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.simulate import simulate_fleet
@@ -17,6 +17,7 @@ from slosched.fleet.view import ReplicaKind
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.policy import FCFS
+from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace, TraceRequest
 
@@ -122,19 +123,51 @@ def test_predicted_ttft_asks_each_replica_s_own_model() -> None:
     assert choices("predicted_ttft", trace, fleet) == [1, 0, 1]
 
 
+class Asking(Router):
+    """Sends all to the first replica, and notes the TTFT that it is expected to have."""
+
+    def __init__(self) -> None:
+        self.expected_s: list[float] = []
+
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
+        self.expected_s.append(replicas[0].expected_ttft_s(request))
+        return replicas[0]
+
+
+def expected_ttfts_s(policy: Policy, trace: Trace) -> list[float]:
+    asking = Asking()
+    simulate_fleet(trace, policy, [ReplicaKind(A_TOKEN_COUNTS, SimulationConfig())], asking)
+    return asking.expected_s
+
+
 def test_the_expected_ttft_counts_the_running_step_and_the_decodes_beside() -> None:
-    expected: list[float] = []
-
-    class Asking(Router):
-        def route(self, request: Request, replicas: Sequence[R]) -> R:
-            expected.append(replicas[0].expected_ttft_s(request))
-            return replicas[0]
-
-    fleet = [ReplicaKind(A_TOKEN_COUNTS, SimulationConfig())]
     trace = make_trace((0.0, 100, 3), (60.0, 200, 3), (60.5, 50, 3))
+    fleet = [ReplicaKind(A_TOKEN_COUNTS, SimulationConfig())]
     requests = simulate_fleet(trace, FCFS(), fleet, Asking())
     actual = [request.token_times_s[0] - request.arrival_s for request in requests]
-    assert expected == pytest.approx(actual)
+    assert expected_ttfts_s(FCFS(), trace) == pytest.approx(actual)
+
+
+@pytest.mark.parametrize(
+    ("policy", "prompts_ahead"),
+    [("fcfs", "abcd"), ("sjf", "ac"), ("edf", "ab"), ("goodput", "a")],
+)
+def test_the_expected_ttft_counts_the_prompts_that_the_policy_serves_first(
+    policy: str, prompts_ahead: str
+) -> None:
+    soon, late = SLO(ttft_s=50.0, tpot_s=1.0), SLO(ttft_s=500.0, tpot_s=1.0)
+    waiting = {"a": (100, soon), "b": (300, soon), "c": (100, late), "d": (300, late)}
+
+    def of_the_last(names: str) -> float:
+        """Return what is expected of a prompt that comes after those of these names."""
+        lines = [TraceRequest("running", 0.0, 100, 2, soon)]
+        lines += [TraceRequest(name, 1.0, num, 2, slo) for name, (num, slo) in waiting.items()]
+        lines += [TraceRequest("last", 1.1, 200, 2, SLO(ttft_s=51.0, tpot_s=1.0))]
+        kept = [line for line in lines if line.request_id not in set(waiting) - set(names)]
+        return expected_ttfts_s(make_policy(policy), Trace.of(kept, "prompts ahead"))[-1]
+
+    assert of_the_last("abcd") == pytest.approx(of_the_last(prompts_ahead), rel=0.01)
+    assert of_the_last(prompts_ahead) > 1.3 * of_the_last(prompts_ahead[:-1])
 
 
 def test_slo_bins_keep_tiers_apart_and_fill_one_replica_first() -> None:
