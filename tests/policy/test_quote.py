@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 
 import pytest
 from views import FLAT, R
@@ -24,10 +26,11 @@ from slosched.perfmodel import load_model
 from slosched.policy import Door
 from slosched.policy.door import Refuse
 from slosched.policy.kit import Quoter, Speed, Spread
+from slosched.policy.kit.spread import SpreadByTTFT
 from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, simulate
-from slosched.workload import Proportional, synthesize
+from slosched.workload import Proportional, Tiers, Trace, synthesize
 
 
 def waiting(name: str, tokens: int, due_s: float = 1.0, arrival_s: float = 0.0) -> Request:
@@ -247,6 +250,29 @@ def test_a_quantile_covers_its_share_also_after_the_errors_have_changed(level: f
     assert num_below / 2000 == pytest.approx(level, abs=0.02)
 
 
+def test_each_ttft_that_is_promised_has_quantiles_of_its_own_once_enough_is_known_of_it() -> None:
+    spreads = SpreadByTTFT()
+    everybody = spreads.at(1.0)
+    for _ in range(31):
+        spreads.observe(1.0, spreads.at(0.5).factors, 0.5)
+        spreads.observe(8.0, spreads.at(10.0).factors, 10.0)
+    assert spreads.at(0.5) is spreads.at(10.0) is spreads.at(math.inf) is everybody
+    spreads.observe(1.0, everybody.factors, 0.5)
+    spreads.observe(8.0, everybody.factors, 11.0)
+    assert spreads.at(0.5).factors[0.9] <= 2.5
+    assert spreads.at(9.5).factors[0.9] == 8.0
+    assert spreads.at(0.0) is spreads.at(3.0) is everybody
+
+
+def test_where_all_are_promised_the_same_all_have_the_same_quantiles() -> None:
+    drawn, spreads, alike = random.Random(1), SpreadByTTFT(), Spread()
+    for _ in range(300):
+        ratio = drawn.lognormvariate(0, 0.5)
+        spreads.observe(ratio, spreads.at(1.0).factors, 1.0)
+        alike.observe(ratio, alike.factors)
+        assert spreads.at(1.0).factors == alike.factors
+
+
 class Noting(Door):
     """A door that refuses nothing and notes the quote of 90 % of each request that arrives."""
 
@@ -259,20 +285,28 @@ class Noting(Door):
         return super().judge(request, model, rule)
 
 
-def share_below(spec: str, kind: str, device: str, rate: float, num_requests: int) -> float:
-    """Return the share of first tokens that came by the time that the quote of 90 % had said."""
+def are_below(spec: str, device: str, trace: Trace) -> list[tuple[SLO, bool]]:
+    """Return for each first token whether it came by the time that the quote of 90 % had said."""
     model = load_model(f"{device}/llama-3.1-8b")
-    trace = synthesize(kind, num_requests=num_requests, rate=rate, seed=3)
-    trace = trace.with_slo(Proportional(model.predict_prefill, 2.0, 0.05, 1.0))
     config = SimulationConfig(
         num_blocks=kv_capacity_tokens(model) // 16,
         disturbances=Disturbances(noise=0.05),
         online=True,
     )
     policy = Noting(make_policy(spec), refuse=Refuse.NOTHING)
-    begun = [r for r in simulate(trace, policy, model, config) if r.token_times_s]
-    in_time = [r.token_times_s[0] - r.arrival_s <= policy.quoted_s[r.request_id] for r in begun]
-    return sum(in_time) / len(in_time)
+    return [
+        (r.slo, r.token_times_s[0] - r.arrival_s <= policy.quoted_s[r.request_id])
+        for r in simulate(trace, policy, model, config)
+        if r.token_times_s
+    ]
+
+
+def share_below(spec: str, kind: str, device: str, rate: float, num_requests: int) -> float:
+    """Return the share of first tokens that came in time, where a TTFT grows with the prompt."""
+    predict = load_model(f"{device}/llama-3.1-8b").predict_prefill
+    trace = synthesize(kind, num_requests=num_requests, rate=rate, seed=3)
+    in_time = are_below(spec, device, trace.with_slo(Proportional(predict, 2.0, 0.05, 1.0)))
+    return statistics.mean(is_below for _, is_below in in_time)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +322,17 @@ def test_nine_of_ten_first_tokens_come_by_the_quote_of_90_percent(spec: str, loa
     """At load 1 about 1 % of the requests are late."""
     covered = share_below(spec, "azure_conv", "l40s", 4 * load, num_requests=1000)
     assert covered == pytest.approx(0.9, abs=0.02)
+
+
+@pytest.mark.parametrize("spec", ["goodput", "edf:drop=infeasible"])
+def test_it_holds_for_each_of_several_promises(spec: str) -> None:
+    """Who was promised less time goes first, and those with more time wait the longer."""
+    tiers = (SLO(0.5, 0.05), SLO(2.0, 0.05), SLO(10.0, 0.1))
+    trace = synthesize("azure_conv", num_requests=1500, rate=6, seed=3)
+    in_time = are_below(spec, "l40s", trace.with_slo(Tiers(tiers, (0.3, 0.4, 0.3))))
+    for tier in tiers:
+        covered = statistics.mean(is_below for slo, is_below in in_time if slo == tier)
+        assert covered == pytest.approx(0.9, abs=0.05), tier
 
 
 @pytest.mark.slow

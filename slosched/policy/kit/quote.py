@@ -21,7 +21,7 @@ from slosched.policy.kit.crowd import num_answers, step_s
 from slosched.policy.kit.lineup import Lineup
 from slosched.policy.kit.make_way import FAR_S
 from slosched.policy.kit.speed import Speed
-from slosched.policy.kit.spread import Factors, Spread
+from slosched.policy.kit.spread import Factors, Spread, SpreadByTTFT
 from slosched.policy.kit.work import Work, prompt_work, sum_of, work_of
 
 _NUM_ARRIVALS = 256
@@ -57,7 +57,7 @@ class Expected:
     work: Work
     """The rest of its prefill."""
     ttft_s: float
-    ttft_spread: Spread
+    ttft_spreads: SpreadByTTFT
     ttft_factors: Factors
     tpot_s: float
     tpot_factors: Factors
@@ -98,7 +98,7 @@ class Quoter:
     decode lately, and at least what a step of one decode takes.
 
     The quantiles come from the ratios of actual to expected times.  Requests that find the queue
-    empty and those that do not have a spread of their own.
+    empty and those that do not have a spread of their own, and so has each TTFT that is promised.
 
     Another thread may ask while the engine's thread plans.  What both use is copied in one go, by
     `copy`, since a tuple or a list of a dict's values may let another thread in.
@@ -120,7 +120,7 @@ class Quoter:
         """When that was last observed."""
         self._pace = Speed(first=1e3, first_s=1e-6)
         """Tokens that a decode gets in a second."""
-        self._alone, self._behind, self._tpot = Spread(), Spread(), Spread()
+        self._alone, self._behind, self._tpot = SpreadByTTFT(), SpreadByTTFT(), Spread()
         self._prospects = Prospects()
         self._step: _Step | None = None
         self._busy_until_s = -math.inf
@@ -151,9 +151,15 @@ class Quoter:
         ahead = self._prompts.ahead(place, far_s)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
-        alone_s = ahead.alone_s + work.alone_s
+        first = ahead
+        if self._order() is PromptOrder.PUNCTUAL and due_s < far_s:
+            first = self._prompts.ahead(
+                place, due_s
+            )  # shorter ones that have more time let it pass
+        alone_s = first.alone_s + work.alone_s
         ttft_s = wait_s + self._prefills_s(alone_s, num_tokens, request.arrival_s)
-        spread = self._behind if ahead.alone_s else self._alone
+        spreads = self._behind if ahead.alone_s else self._alone
+        spread = spreads.at(request.slo.ttft_s)
         if self._order() is PromptOrder.DEADLINE:
             # It is not known whom the policy gives up: earlier requests tell how many are in time.
             in_time = spread.share_up_to(request.slo.ttft_s / ttft_s)
@@ -170,7 +176,7 @@ class Quoter:
             num_tokens,
             work,
             ttft_s,
-            spread,
+            spreads,
             spread.factors,
             tpot_s,
             self._tpot.factors,
@@ -226,7 +232,6 @@ class Quoter:
 
         It was preempted, or it starts before anybody looked at it.
         """
-        spread = self._behind
         unjudged = Expected(
             request,
             _due_s(request),
@@ -234,8 +239,8 @@ class Quoter:
             request.num_uncomputed_tokens,
             prompt_work(request, model),
             0.0,
-            spread,
-            spread.factors,
+            self._behind,
+            {},
             0.0,
             {},
             0.0,
@@ -290,7 +295,8 @@ class Quoter:
                 waiting.append(each)  # the time of its token is still a forecast
             elif request.num_output_tokens and each.ttft_s:
                 actual_s = request.token_times_s[0] - request.arrival_s
-                each.ttft_spread.observe(actual_s / each.ttft_s, each.ttft_factors)
+                ratio, promised_s = actual_s / each.ttft_s, request.slo.ttft_s
+                each.ttft_spreads.observe(ratio, each.ttft_factors, promised_s)
                 self._decoding.append(each)
         self._emitting = waiting
         ended = [each for each in self._decoding if each.request.end_reason is not None]

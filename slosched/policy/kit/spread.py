@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 
 LEVELS = (0.1, 0.5, 0.9, 0.99)
@@ -17,6 +17,11 @@ _GAIN = 0.01
 hundreds the first token comes long after its quote."""
 _FIRST_RATIOS = (0.6, 0.8, 0.9, 1.0, 1.1, 1.5, 2.5)
 """Ratios that stand for those to come before any was observed."""
+
+_ENOUGH = 32
+"""Ratios from which on those of one TTFT are told apart from the others."""
+_CLASSES = (-10, 20)
+"""The shortest and the longest TTFT, as powers of two, that are told apart."""
 
 Factors = Mapping[float, float]
 """For each level, what an expected value is multiplied by to become that quantile."""
@@ -39,9 +44,11 @@ class Spread:
         """The place at which each level is read, as a share of the window."""
         self.factors: Factors = self._read()
         """The factors for a value that is expected now; they are replaced, never changed."""
+        self.num_observed = 0
 
     def observe(self, ratio: float, quoted: Factors) -> None:
         """Learn the ratio of an actual value to the expected one, for which `quoted` was given."""
+        self.num_observed += 1
         if len(self._latest) == _WINDOW:
             del self._sorted[bisect_left(self._sorted, self._latest[0])]
         self._latest.append(ratio)
@@ -67,3 +74,31 @@ class Spread:
             level: self._sorted[min(last, max(0, math.ceil(place * (last + 2)) - 1))]
             for level, place in self._place.items()
         }
+
+
+class SpreadByTTFT:
+    """Spreads of ratios, one for each TTFT that is promised, as far as they are known.
+
+    Where promises differ, requests with more time wait for those with less, also for those that
+    come later.  TTFTs that differ by less than half count as the same.
+    """
+
+    def __init__(self) -> None:
+        self._all = Spread()
+        self._by_class: defaultdict[int, Spread] = defaultdict(Spread)
+
+    def at(self, ttft_s: float) -> Spread:
+        """Return the spread of requests with this TTFT; that of all before enough were seen."""
+        own = self._by_class.get(_class_of(ttft_s))
+        return self._all if own is None or own.num_observed < _ENOUGH else own
+
+    def observe(self, ratio: float, quoted: Factors, ttft_s: float) -> None:
+        """Learn a ratio, for which `quoted` was given, of a request with this TTFT."""
+        for spread in (self._all, self._by_class[_class_of(ttft_s)]):
+            spread.observe(ratio, quoted)
+
+
+def _class_of(ttft_s: float) -> int:
+    """Return the power of two that is next to a TTFT; the shortest and longest are one class."""
+    least, most = _CLASSES
+    return round(min(most, max(least, math.log2(ttft_s)))) if ttft_s > 0 else least
