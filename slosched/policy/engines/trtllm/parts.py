@@ -23,7 +23,7 @@ class ActiveRequest:
     num_held_blocks: int
     """KV blocks that it holds; from its first chunk on, those of its whole context."""
     num_draft_tokens: int = 0
-    """Drafted tokens to be verified in this step; slosched's engines draft none."""
+    """Drafted tokens to be verified in this step; `TRTLLM` leaves it at none."""
     new_block: Hashable | None = None
     """The first full block of its context that is not in the prefix cache, if it uses the cache."""
     num_dropped_blocks: int = 0

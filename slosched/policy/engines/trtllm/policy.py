@@ -83,8 +83,9 @@ class TRTLLM(ForeseesDecodes):
 
     Left out: beams, attention windows, encoders, several micro-batches in flight, and reuse counted
     as compute already done.  The two schedulers support draft tokens, and requests that wait for a
-    prefix that another one computes.  But nothing in slosched drafts yet, and this policy passes no
-    prefixes to them: with a prefix cache, requests reuse only what is cached when they start.
+    prefix that another one computes.  But this policy passes neither to them: slosched adds drafts
+    to a finished plan, in what it leaves, and with a prefix cache, requests reuse only what is
+    cached when they start.
     """
 
     capacity_scheduler_policy: str = tunable("guaranteed_no_evict", "max_utilization")
