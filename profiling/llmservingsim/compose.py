@@ -31,6 +31,7 @@ from slosched.perfmodel import (
     write_profile,
 )
 from slosched.perfmodel.memory import KV_CAPACITY_SHARE
+from slosched.perfmodel.profiled_range import LARGEST_STEP_TOKENS
 from slosched.perfmodel.split import covering
 
 BUNDLED = Path(slosched.perfmodel.__file__).parent / "bundled"
@@ -252,6 +253,7 @@ def _provenance(source: Source) -> dict[str, str]:
         "profiling/llmservingsim/compose.py; each attention time measured jointly over one chunk "
         "and decodes of equal context",
         "range": "up to 2048 tokens and 256 requests a step, contexts up to 16384 tokens",
+        LARGEST_STEP_TOKENS: "2048",
         "not_in_it": "launch gaps, CUDA graphs, scheduling and sampling on the CPU; more than one "
         "prefill chunk a step; decodes of unequal context; KV swap",
         "kv_capacity_tokens": str(source.kv_capacity_tokens),

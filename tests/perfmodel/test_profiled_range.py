@@ -9,13 +9,22 @@ from slosched.perfmodel import load_model
 from slosched.perfmodel.profiled_range import beyond_range
 
 
-def test_a_model_says_how_large_its_steps_were() -> None:
-    model = load_model("h100/llama-3.1-8b")
-    assert beyond_range(model, 8192) is None
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [
+        ("h100/llama-3.1-8b", 8192),
+        ("rtx4090/llama-3.1-8b", 2048),
+        ("rtx4090/llama-3.2-3b", 2048),
+        ("rtxpro6000/qwen3-32b", 2048),
+    ],
+)
+def test_a_model_says_how_large_its_steps_were(name: str, largest: int) -> None:
+    model = load_model(name)
+    assert beyond_range(model, largest) is None
     said = beyond_range(model, 16_384)
     assert said is not None
     assert "16384" in said
-    assert "--max-num-batched-tokens 8192" in said
+    assert f"--max-num-batched-tokens {largest}" in said
 
 
 @pytest.mark.parametrize("tokens", [1, 1_000_000])
