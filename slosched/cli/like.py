@@ -97,7 +97,8 @@ class Entry:
             entrant = Entrant(spec, spec, device, settings)
             if spec.startswith(_PREFIX):
                 engine = self._shipped(spec.removeprefix(_PREFIX))
-                entrant = Entrant(spec, engine.policy, self._open_like(engine), engine)
+                replica = device if spec == f"{_PREFIX}{like}" else self._open_like(engine)
+                entrant = Entrant(spec, engine.policy, replica, engine)
             make_policy(entrant.spec)
             found += self._on_fleets(entrant)
         return found

@@ -50,6 +50,15 @@ def test_what_is_typed_comes_before_the_engines_choice(cli: Cli) -> None:
     ) in said.out.splitlines()
 
 
+def test_it_is_said_once_that_an_engines_steps_are_longer_than_any_measured(cli: Cli) -> None:
+    said = cli(
+        *("compare", "--like", "vllm", "-p", "fcfs", "--latency-model", "rtxpro6000/llama-3.1-8b"),
+        *("--rate", "5", "-n", "20", "--no-figures"),
+    )
+    assert said.status == 0, said.err
+    assert said.out.count("steps of up to 8192 tokens are longer than any") == 1
+
+
 def test_engines_are_compared_each_under_its_own_settings(cli: Cli, tmp_path: Path) -> None:
     said = cli(
         *("compare", "-p", "goodput", "-p", "like:sglang", "-p", "like:vllm-0.6", *H100),
