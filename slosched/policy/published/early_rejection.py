@@ -38,7 +38,7 @@ class EarlyRejection(Wrapper):
        TTFT load is the TTFT that follows from this, divided by the TTFT of its SLO.
     2. The requests that decode at that time are: itself, those accepted before it, and those that
        decode now and will have decoded for less than t_d.  The TBT load is the predicted time of a
-       step of these, divided by their smallest TPOT.
+       step of these, divided by the smallest TPOT of all accepted requests and the new one.
     3. The load is the larger of the two.  Above `max_load` the request is rejected.  An accepted
        request is never rejected here later.
 
