@@ -20,7 +20,7 @@ from slosched.perfmodel import FittedModel, load_model
 from slosched.policy import Door
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, simulate
-from slosched.workload import Proportional, Trace, synthesize
+from slosched.workload import Proportional, Tiers, Trace, synthesize
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class Cell:
         ]
         return Trace.of([*burst, *moved], "burst")
 
-    def play(self, policy: Policy, load: float, num_requests: int, seed: int) -> list[Request]:
-        trace = self.trace(load, num_requests, seed)
+    def play(self, policy: Policy, trace: Trace) -> list[Request]:
         return simulate(trace, policy, self.model, self.config)
 
 
@@ -128,6 +127,8 @@ class LettingInAlike(LettingIn):
             request.slo = self.promised[request.request_id]
         return refusal
 
+
+TIERS = Tiers((SLO(0.5, 0.05), SLO(2.0, 0.05), SLO(10.0, 0.1)), (0.3, 0.4, 0.3))
 
 CELLS = (
     Cell("l40s", "azure_conv", 4),
