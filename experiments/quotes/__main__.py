@@ -71,9 +71,9 @@ _INTRODUCTION = (
     f"own prefill is added, and a TPOT. {_NUM_REQUESTS} requests each, 5 % noise, latency model "
     f"learnt online. The cells after the first {len(CELLS)} were not looked at while the door was "
     "designed. Where three TTFTs are promised, 30 % of the requests are promised 0.5 s, 40 % 2 s, "
-    "and 30 % 10 s.\n\n“Would have been in time”: of those refused on arrival one in ten, drawn by its "
-    "id, was let in all the same, behind all others and without its SLO, so that it makes no other "
-    "late."
+    "and 30 % 10 s.\n\n“Would have been in time”: of those refused on arrival one in ten, drawn by "
+    "its id, was let in all the same, behind all others and without its SLO, so that it makes no "
+    "other late."
 )
 
 app = typer.Typer(help=__doc__, add_completion=False)
