@@ -40,7 +40,6 @@ class StepAccount:
         "_out",
         "_predict",
         "_view",
-        "has_rejected_running",
         "has_reserve",
         "is_at_leisure",
         "max_chunk_tokens",
@@ -52,6 +51,7 @@ class StepAccount:
         "num_scheduled_tokens",
         "preempted",
         "rejected",
+        "rejected_waiting",
         "shape",
         "swapped_in",
         "swapped_out",
@@ -115,8 +115,8 @@ class StepAccount:
         self.swapped_out: list[str] = []
         self.swapped_in: list[str] = []
         self.rejected: dict[str, EndReason] = {}
-        self.has_rejected_running = False
-        """Whether one of the rejected requests runs: a prompt that has begun."""
+        self.rejected_waiting: set[str] = set()
+        """Those of them that wait; the others run or are swapped out."""
 
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self.num_scheduled_tokens

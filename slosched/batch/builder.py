@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from slosched.batch.account import RUNNING, SWAPPED, StepAccount
+from slosched.batch.account import RUNNING, SWAPPED, WAITING, StepAccount
 from slosched.core import EndReason, PreemptionMode, Request, SchedulerOutput
 
 
@@ -175,8 +175,9 @@ class BatchBuilder(StepAccount):
             raise ValueError(f"{request.request_id!r} is already part of this step")
         self._out.add(request.request_id)
         self.rejected[request.request_id] = reason
-        if request.status is RUNNING:
-            self.has_rejected_running = True
+        if request.status is WAITING:
+            self.rejected_waiting.add(request.request_id)
+        elif request.status is RUNNING:
             self.num_free_seqs += 1
             self.num_free_blocks += self._ledger.leave(request.request_id)
 

@@ -74,3 +74,8 @@ def test_a_rejected_prompt_that_has_begun_leaves_the_running_ones() -> None:
     assert list(left.running) == [other]
     assert [r.request_id for r in left.waiting] == ["w0"]
     assert len(left.waiting) == 1
+    batch.reject(left.waiting[0], EndReason.EXPIRED)
+    left = without_rejected(batch, left)
+    assert list(left.running) == [other]
+    assert list(left.waiting) == []
+    assert len(left.waiting) == 0

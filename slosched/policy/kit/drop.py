@@ -78,12 +78,12 @@ def without_rejected(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
     """Return the view without the requests that the step rejects."""
     if not batch.rejected:
         return view
-    running = view.running
-    if batch.has_rejected_running:
-        running = tuple([r for r in running if r.request_id not in batch.rejected])
-    swapped = tuple([r for r in view.swapped if r.request_id not in batch.rejected])
-    left_out = set(batch.rejected)
-    if len(running) + len(swapped) < len(view.running) + len(view.swapped):
-        left_out.difference_update(r.request_id for r in chain(view.running, view.swapped))
-    waiting = Remaining(view.waiting, left_out) if left_out else view.waiting
-    return replace(view, waiting=waiting, running=running, swapped=swapped)
+    if batch.rejected_waiting:
+        view = replace(view, waiting=Remaining(view.waiting, batch.rejected_waiting.copy()))
+    if len(batch.rejected_waiting) == len(batch.rejected):
+        return view
+    running, swapped = (
+        tuple([r for r in requests if r.request_id not in batch.rejected])
+        for requests in (view.running, view.swapped)
+    )
+    return replace(view, running=running, swapped=swapped)

@@ -153,9 +153,8 @@ class Quoter:
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         first = ahead
         if self._order() is PromptOrder.PUNCTUAL and due_s < far_s:
-            first = self._prompts.ahead(
-                place, due_s
-            )  # shorter ones that have more time let it pass
+            # Shorter ones that have more time let it pass.
+            first = self._prompts.ahead(place, due_s)
         alone_s = first.alone_s + work.alone_s
         ttft_s = wait_s + self._prefills_s(alone_s, num_tokens, request.arrival_s)
         spreads = self._behind if ahead.alone_s else self._alone
