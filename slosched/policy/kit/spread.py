@@ -80,7 +80,7 @@ class SpreadByTTFT:
     """Spreads of ratios, one for each TTFT that is promised, as far as they are known.
 
     Where promises differ, requests with more time wait for those with less, also for those that
-    come later.  TTFTs that differ by less than half count as the same.
+    come later.  TTFTs that are next to the same power of two count as the same.
     """
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
@@ -172,13 +173,19 @@ class VTC(StallFree):
 
         Requests that lack a LoRA slot are passed over.
         """
-        while firsts := {
-            client: request
-            for client, queue in queues.items()
-            if (request := next(filter(batch.has_lora_slot, queue), None)) is not None
-        }:
-            client = min(firsts, key=self._counters.__getitem__)
-            yield client, firsts[client]
+        turns = [
+            (self._counters[client], place, client, iter(tuple(queue)))
+            for place, (client, queue) in enumerate(queues.items())
+        ]
+        heapify(turns)
+        while turns:
+            _, place, client, requests = turns[0]
+            request = next(filter(batch.has_lora_slot, requests), None)
+            if request is None:
+                heappop(turns)
+                continue
+            yield client, request
+            heapreplace(turns, (self._counters[client], place, client, requests))
 
     def _emitting(self, batch: BatchBuilder, requests: Iterable[Request]) -> Counter[Hashable]:
         """Return the number of output tokens of the step by client."""
