@@ -11,6 +11,7 @@ import aiohttp
 from slosched.core import NO_SLO, SLO, OnInfeasible, Request
 from slosched.fleet.spec import make_router
 from slosched.gateway.asked import Asked
+from slosched.gateway.asked_ttfts import AskedTTFTs
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.errors import no_replica, no_such_model
 from slosched.gateway.forecast import Forecast
@@ -34,6 +35,7 @@ class LiveFleet:
         self._router, self._router_name = make_router(router), router
         self._config = config
         self._fresh_s = config.poll_interval_s + _FRESH_S
+        self._asked_ttfts = AskedTTFTs()
         self._watching: list[asyncio.Task[None]] = []
 
     def add(self, url: str) -> LiveReplica:
@@ -51,6 +53,7 @@ class LiveFleet:
             self._config,
             self._router_name,
             needs_forecasts=self._router.needs_forecasts,
+            asked_ttfts=self._asked_ttfts,
         )
 
     async def start(self, session: aiohttp.ClientSession) -> None:
@@ -105,7 +108,7 @@ class LiveFleet:
     def default_slo(self) -> SLO:
         """Return the SLO of requests that bring none, as the first replica that says so has it."""
         first = self._first_forecast
-        return NO_SLO if first is None else first.default_slo
+        return NO_SLO if first is None else first.slo
 
     @property
     def default_on_infeasible(self) -> OnInfeasible:
@@ -139,6 +142,7 @@ class LiveFleet:
 
     def choose(self, request: Request, replicas: Sequence[LiveReplica]) -> LiveReplica:
         """Return the replica that the router chooses among at least one."""
+        self._asked_ttfts.note(request.slo.ttft_s)
         return self._router.route(request, replicas)
 
     def is_in_time(self, replica: LiveReplica, request: Request, waited_s: float) -> bool:
@@ -151,6 +155,7 @@ class LiveFleet:
 
         It is 0 if one of the replicas has not told lately.
         """
+        self._asked_ttfts.note(request.slo.ttft_s)
         if request.slo.ttft_s == math.inf or not all(map(self._is_fresh, replicas)):
             return 0.0
         return min(replica.least_ttft_s(request) for replica in replicas)

@@ -41,8 +41,8 @@ class Forecast:
     """The median TPOT."""
     alone_tpot_s: float
     """TPOT if the device had nothing else to do."""
-    default_slo: SLO
-    """The SLO of requests that bring none."""
+    slo: SLO
+    """The SLO of the requests that it is for."""
     on_infeasible: OnInfeasible
     """What becomes of requests that do not say it, if their SLO cannot be kept."""
     num_requests: int

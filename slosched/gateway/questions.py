@@ -15,6 +15,8 @@ from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast, grid_tokens
 from slosched.metrics.page import Snapshot, parse_metrics
 from slosched.replay.keys import KEY_STATUSES, key_headers, why_no_key
+from slosched.workload.http_quote import PROMPT_FIELD, QUOTE_PATH
+from slosched.workload.http_slo import TTFT
 
 _SAMPLE_TEXT = "The quick brown fox jumps over the lazy dog, and then it asks how long that took. "
 _USUAL_BYTES_PER_TOKEN = 4.0
@@ -82,21 +84,25 @@ class Questions:
             raise ReplicaDownError("/v1/models is not an OpenAI-compatible answer") from error
         return models
 
-    async def forecast(self, max_model_len: int) -> Forecast:
-        """Return its quotes for prompts of several lengths; raise NoQuotesError without them."""
+    async def forecast(self, max_model_len: int, ttft_s: float | None = None) -> Forecast:
+        """Return its quotes for prompts of several lengths; raise NoQuotesError without them.
+
+        They are for requests with this TTFT, or with the SLO that the server promises by default.
+        """
         lengths = ",".join(map(str, grid_tokens(max_model_len)))
-        status, text = await self._ask("GET", f"/v1/quote?prompt_tokens={lengths}")
+        promise = "" if ttft_s is None else f"&{TTFT.field}={1000 * ttft_s!r}"
+        status, text = await self._ask("GET", f"{QUOTE_PATH}?{PROMPT_FIELD}={lengths}{promise}")
         if status == 503:
-            raise ReplicaDownError(f"/v1/quote answers 503: {text:.200}")
+            raise ReplicaDownError(f"{QUOTE_PATH} answers 503: {text:.200}")
         if status in KEY_STATUSES:
             raise NoQuotesError(why_no_key(status, self._api_key))
         if status != 200:
-            raise NoQuotesError(f"/v1/quote answers {status}: {text:.200}")
+            raise NoQuotesError(f"{QUOTE_PATH} answers {status}: {text:.200}")
         try:
             document: Any = parse_json(text)
             return Forecast.of(document)
         except _UNREADABLE as error:
-            raise NoQuotesError(f"/v1/quote answers what is no quote: {text:.200}") from error
+            raise NoQuotesError(f"{QUOTE_PATH} answers what is no quote: {text:.200}") from error
 
     async def load(self) -> int | None:
         """Return the requests that run and wait, as /load has them; None if it does not say.

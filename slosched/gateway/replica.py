@@ -13,6 +13,7 @@ from slosched.gateway.forecast import Forecast
 
 UNKNOWN_KV_TOKENS = 131_072
 """The size that the KV cache of a server is taken to have which does not tell."""
+_UNASKED = "only routers that need forecasts ask for times"
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +31,12 @@ class LiveReplica:
     """A server, its state when it was last asked, and the requests that this router sent to it.
 
     Counts of what this router sent are exact.  What others sent is known from the last poll.
-    Expected times are those of the last quotes.  The wait in them is taken to have shrunk by their
-    age, and to have grown by the prefills that were sent since and have not answered.  A replica
-    without requests is expected to be as fast as its device, however slow it was before: else one
-    that was slow once would be sent nothing more, and could never show that it is well again.
+    Expected times are those of the last quotes: of those for requests with the same TTFT, or, if
+    there are none, with the TTFT that is most like it.  The wait in them is taken to have shrunk by
+    their age, and to have grown by the prefills that were sent since and have not answered.  A
+    replica without requests is expected to be as fast as its device, however slow it was before:
+    else one that was slow once would be sent nothing more, and could never show that it is well
+    again.
     """
 
     def __init__(self, index: int, url: str, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -49,7 +52,8 @@ class LiveReplica:
         """Set when the replica is to be asked at once."""
         self._kv_tokens, self._caches_prefixes = UNKNOWN_KV_TOKENS, True
         self._now_s = now_s
-        self._forecast: Forecast | None = None
+        self._forecasts: Mapping[float, Forecast] = {}
+        """By the TTFT that they are for; the first is of the SLO that is promised by default."""
         self._asked_s = -math.inf
         self._num_others = 0
         self._num_sent = self._num_prompt_tokens = self._num_waiting_tokens = 0
@@ -96,8 +100,8 @@ class LiveReplica:
 
     @property
     def forecast(self) -> Forecast | None:
-        """Return what its last quotes said; None if it gives none."""
-        return self._forecast
+        """Return what its last quotes for its default SLO said; None if it gives none."""
+        return next(iter(self._forecasts.values()), None)
 
     @property
     def age_s(self) -> float:
@@ -106,25 +110,32 @@ class LiveReplica:
 
     def prefill_s(self, request: Request, num_cached_tokens: int = 0) -> float:
         """Return the time that the request's prefill takes alone on this device."""
-        forecast = self._known()
+        forecast = self._default()
         num_left = max(1, request.num_prompt_tokens - num_cached_tokens)
         return forecast.at(forecast.alone_s, num_left)
 
     def expected_tpot_s(self) -> float:
         """Return the median TPOT that the replica forecast, or that of its device if it is idle."""
-        forecast = self._known()
+        forecast = self._default()
         return forecast.tpot_s if self.num_requests else forecast.alone_tpot_s
 
     def expected_ttft_s(self, request: Request, num_cached_tokens: int = 0) -> float:
         """Return the median TTFT of the request if it were sent now."""
-        return self._ttft_s(self._known().likely_s, request, num_cached_tokens)
+        forecast = self._forecast_like(request)
+        return self._ttft_s(forecast, forecast.likely_s, request, num_cached_tokens)
 
     def least_ttft_s(self, request: Request) -> float:
         """Return the TTFT that one request in ten like this one would stay below.
 
         A replica that caches prefixes may have all of the prompt, so that only the wait is left.
+        While it has given no quotes for requests with this TTFT, nothing is known of their wait:
+        engines serve requests by their deadlines, so that one may overtake all that wait.
         """
-        return self._ttft_s(self._known().least_s, request, self._most_cached_tokens(request))
+        forecast = self._forecasts.get(request.slo.ttft_s)
+        if forecast is None:
+            return self.alone_ttft_s(request)
+        num_cached = self._most_cached_tokens(request)
+        return self._ttft_s(forecast, forecast.least_s, request, num_cached)
 
     def alone_ttft_s(self, request: Request) -> float:
         """Return the TTFT of a request like this one if the device had nothing else to do."""
@@ -132,12 +143,12 @@ class LiveReplica:
 
     def send(self, request: Request) -> Sent:
         """Count a request as sent; `end` is to be called with the result."""
-        prefill_s = 0.0 if self._forecast is None else self.prefill_s(request)
+        prefill_s = self.prefill_s(request) if self._forecasts else 0.0
         sent = Sent(request.num_prompt_tokens, prefill_s)
         self._num_sent += 1
         self._num_prompt_tokens += sent.num_prompt_tokens
         self._num_waiting_tokens += sent.num_prompt_tokens
-        if self._forecast is not None:
+        if self._forecasts:
             self._since.append(sent)
         return sent
 
@@ -166,7 +177,7 @@ class LiveReplica:
         self.bytes_per_token = bytes_per_token
         self._kv_tokens = kv_tokens or UNKNOWN_KV_TOKENS
         self._caches_prefixes = caches_prefixes
-        self._forecast = None
+        self._forecasts = {}
         self._num_others = 0
 
     def serve(self, models: Sequence[Mapping[str, object]]) -> None:
@@ -179,11 +190,16 @@ class LiveReplica:
         """Return what is to be known of the time at which the replica is asked."""
         return PollBegin(self._now_s(), self._num_sent, len(self._since))
 
-    def learn(self, begin: PollBegin, num_requests: int, forecast: Forecast | None) -> None:
-        """Take the state that it told: all its requests, and its forecasts if it gives some."""
+    def learn(
+        self, begin: PollBegin, num_requests: int, forecasts: Sequence[Forecast] = ()
+    ) -> None:
+        """Take the state that it told: all its requests, and its forecasts if it gives some.
+
+        The first forecast is that of its default SLO.
+        """
         self._asked_s = begin.at_s
         self._num_others = max(0, num_requests - begin.num_in_flight)
-        self._forecast = forecast
+        self._forecasts = {each.slo.ttft_s: each for each in forecasts}
         del self._since[: begin.num_since]
 
     def mark_up(self) -> None:
@@ -193,8 +209,13 @@ class LiveReplica:
         """Let no further request go there until it answers again."""
         self.is_up, self.why_down = False, why
 
-    def _ttft_s(self, times_s: Sequence[float], request: Request, num_cached_tokens: int) -> float:
-        forecast = self._known()
+    def _ttft_s(
+        self,
+        forecast: Forecast,
+        times_s: Sequence[float],
+        request: Request,
+        num_cached_tokens: int,
+    ) -> float:
         num_left = max(1, request.num_prompt_tokens - num_cached_tokens)
         alone_s = forecast.at(forecast.alone_s, num_left)
         if not self.num_requests:
@@ -206,9 +227,21 @@ class LiveReplica:
     def _most_cached_tokens(self, request: Request) -> int:
         return request.num_prompt_tokens if self._caches_prefixes else 0
 
-    def _known(self) -> Forecast:
-        assert self._forecast is not None, "only routers that need forecasts ask for times"
-        return self._forecast
+    def _default(self) -> Forecast:
+        forecast = self.forecast
+        assert forecast is not None, _UNASKED
+        return forecast
+
+    def _forecast_like(self, request: Request) -> Forecast:
+        """Return the forecast for the request's TTFT, or for the one that is most like it."""
+        ttft_s = request.slo.ttft_s
+        if (found := self._forecasts.get(ttft_s)) is not None:
+            return found
+        assert self._forecasts, _UNASKED
+        return min(
+            self._forecasts.values(),
+            key=lambda each: abs(math.log(each.slo.ttft_s) - math.log(ttft_s)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from slosched.core import SloschedError
+from slosched.gateway.asked_ttfts import AskedTTFTs
 from slosched.gateway.config import GatewayConfig
+from slosched.gateway.forecast import Forecast
 from slosched.gateway.questions import NoQuotesError, Questions
 from slosched.gateway.replica import LiveReplica
 
@@ -40,12 +44,14 @@ class Watch:
         router_name: str,
         *,
         needs_forecasts: bool,
+        asked_ttfts: AskedTTFTs,
     ) -> None:
         self._replica = replica
         self._ask = questions
         self._config = config
         self._router_name = router_name
         self._needs_forecasts = needs_forecasts
+        self._asked_ttfts = asked_ttfts
         self._poll: Callable[[], Awaitable[None]] | None = None
         """How the state is asked for; None until the replica has introduced itself."""
         self._every_s = config.poll_interval_s
@@ -127,16 +133,37 @@ class Watch:
 
     async def _poll_quotes(self) -> None:
         begin = self._replica.begin_poll()
-        forecast = await self._ask.forecast(self._replica.max_model_len or _SHORTEST_CONTEXT)
-        self._replica.learn(begin, forecast.num_requests, forecast)
+        forecast = await self._ask.forecast(self._context_tokens)
+        others_s = self._asked_ttfts.other_than(forecast.slo.ttft_s)
+        others = await asyncio.gather(*map(self._forecast_for, others_s))
+        known = [each for each in (forecast, *others) if each is not None]
+        self._replica.learn(begin, forecast.num_requests, known)
+
+    async def _forecast_for(self, ttft_s: float) -> Forecast | None:
+        """Return the forecast for requests with a TTFT; None if the replica makes none.
+
+        What clients promise themselves cannot put a replica down.
+        """
+        try:
+            found = await self._ask.forecast(self._context_tokens, ttft_s)
+        except NoQuotesError:
+            return None
+        # A server that does not know the field answers for its default SLO.
+        if not math.isclose(found.slo.ttft_s, ttft_s):
+            return None
+        return replace(found, slo=replace(found.slo, ttft_s=ttft_s))
+
+    @property
+    def _context_tokens(self) -> int:
+        return self._replica.max_model_len or _SHORTEST_CONTEXT
 
     async def _poll_load(self) -> None:
         begin = self._replica.begin_poll()
-        self._replica.learn(begin, await self._ask.load() or 0, None)
+        self._replica.learn(begin, await self._ask.load() or 0)
 
     async def _poll_queue(self) -> None:
         begin = self._replica.begin_poll()
-        self._replica.learn(begin, await self._ask.queue() or 0, None)
+        self._replica.learn(begin, await self._ask.queue() or 0)
 
 
 _SHORTEST_CONTEXT = 2048

@@ -178,6 +178,22 @@ def test_what_the_servers_serve_late_is_not_refused_by_the_router() -> None:
         assert router.post(**late, on_infeasible="reject")[0] == 429
 
 
+def test_a_request_that_overtakes_all_that_wait_is_not_refused_for_them() -> None:
+    """Those that wait have two minutes, and the server goes by deadlines."""
+    patient = ("--policy", "edf+door", "--slo-ttft", "120s", "--slo-tpot", "1s")
+    with (
+        serving(*REPLICA, *patient) as server,
+        routing([server.url]) as router,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        crowd = [pool.submit(server.post, prompt="a" * 4500, max_tokens=2) for _ in range(12)]
+        wait_until(lambda: running(server) == 12)
+        for _ in range(2):  # the second time there are quotes for this TTFT
+            assert router.post(prompt="a" * 4000, max_tokens=2, slo_ttft_ms=1500)[0] == 200
+            time.sleep(0.3)
+        assert {each.result()[0] for each in crowd} == {200}
+
+
 def test_a_refusal_is_asked_for_at_the_other_replica_and_then_passed_on(front: Front) -> None:
     """No replica keeps this TPOT, which the router does not judge."""
     sent = [front.count("requests_total", each) for each in front.replicas]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping
 
+import aiohttp
 import pytest
 from aiohttp import web
 from live_server import live
 
+from slosched.core import SLO, Request
 from slosched.gateway.config import GatewayConfig
+from slosched.gateway.fleet import LiveFleet
 from slosched.gateway.forecast import Forecast
 from slosched.gateway.gateway import Gateway
 
@@ -116,3 +120,39 @@ def test_a_server_that_asks_for_a_key_is_told_plainly() -> None:
         )
         assert "asks for another key" in asyncio.run(why_not_in("guessed"))
         assert asyncio.run(why_not_in("secret")) == ""
+
+
+@pytest.mark.parametrize(("says", "is_told"), [("its default", False), (400, False), ("it", True)])
+def test_a_server_is_up_whatever_it_says_of_a_ttft_that_a_client_asked_for(
+    says: str | int, is_told: bool
+) -> None:
+    async def quote(request: web.Request) -> web.Response:
+        asked = request.query.get("slo_ttft_ms")
+        if asked and isinstance(says, int):
+            return web.Response(status=says)
+        ttft_ms = float(asked) if asked and says == "it" else 2000.0
+        promised = {"promised_ms": {"ttft": ttft_ms, "tpot": None}}
+        late = {"ttft_ms": {"p10": 700.0, "p50": 900.0}, "num_requests_running": 1}
+        return web.Response(text=quotes({**promised, **late}))
+
+    async def models(_request: web.Request) -> web.Response:
+        return web.Response(text=MODELS)
+
+    async def least_s() -> float:
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", models), web.get("/v1/quote", quote)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        fleet = LiveFleet([url], "predicted_ttft", GatewayConfig())
+        async with aiohttp.ClientSession() as session:
+            watch = fleet.watch(fleet.replicas[0], session)
+            await watch.look()
+            asked = Request("", 0.0, 16, max_tokens=1, slo=SLO(0.3333, math.inf))
+            fleet.choose(asked, fleet.up)
+            await watch.look()
+        await runner.cleanup()
+        return fleet.least_ttft_s(asked, fleet.up)
+
+    assert asyncio.run(least_s()) == pytest.approx(0.7 if is_told else 0.001, abs=0.1)

@@ -9,6 +9,7 @@ import pytest
 from slosched.core import NO_SLO, SLO, OnInfeasible, Request
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.spec import make_router
+from slosched.gateway.asked_ttfts import AskedTTFTs
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast, grid_tokens
 from slosched.gateway.replica import LiveReplica
@@ -22,24 +23,24 @@ class Clock:
         return self.time_s
 
 
-def request(num_tokens: int = 100) -> Request:
-    return Request("", 0.0, num_tokens, max_tokens=1)
+def request(num_tokens: int = 100, ttft_s: float = math.inf) -> Request:
+    return Request("", 0.0, num_tokens, max_tokens=1, slo=SLO(ttft_s, math.inf))
 
 
-def forecast(wait_s: float = 0.0, num_requests: int = 0) -> Forecast:
+def forecast(wait_s: float = 0.0, num_requests: int = 0, slo: SLO = NO_SLO) -> Forecast:
     """Make one of a device that takes a millisecond a token and 20 ms a decode."""
     lengths = [10, 100, 1000]
     alone_s = [length / 1000 for length in lengths]
     likely_s = [each + wait_s for each in alone_s]
     least_s = [each / 2 for each in likely_s]
     reject = OnInfeasible.REJECT
-    return Forecast(lengths, alone_s, likely_s, least_s, 0.05, 0.02, NO_SLO, reject, num_requests)
+    return Forecast(lengths, alone_s, likely_s, least_s, 0.05, 0.02, slo, reject, num_requests)
 
 
 def replica(clock: Clock, said: Forecast | None = None) -> LiveReplica:
     found = LiveReplica(0, "http://a:1", clock)
     if said is not None:
-        found.learn(found.begin_poll(), said.num_requests, said)
+        found.learn(found.begin_poll(), said.num_requests, [said])
     found.mark_up()
     return found
 
@@ -74,7 +75,7 @@ def test_an_answer_of_the_quote_endpoint_is_read() -> None:
     found = Forecast.of({"object": "list", "data": [quote, {**quote, "prompt_tokens": 20}]})
     assert list(found.lengths_tokens) == [10, 20]
     assert (found.alone_s[0], found.likely_s[0], found.least_s[0]) == (0.008, 0.01, 0.005)
-    assert found.default_slo == SLO(ttft_s=1.0, tpot_s=math.inf)
+    assert found.slo == SLO(ttft_s=1.0, tpot_s=math.inf)
     assert found.num_requests == 3
     assert found.on_infeasible is OnInfeasible.REJECT
     assert Forecast.of({**quote, "on_infeasible": "serve"}).on_infeasible is OnInfeasible.SERVE
@@ -88,7 +89,7 @@ def test_own_requests_are_counted_exactly_and_those_of_others_by_the_last_poll()
     first = one.send(request(30))
     begin = one.begin_poll()
     second = one.send(request(50))
-    one.learn(begin, 4, None)  # one of the four is our first
+    one.learn(begin, 4)  # one of the four is our first
     assert (one.num_requests, one.num_prompt_tokens, one.num_waiting_tokens) == (5, 80, 80)
     one.begin(first)
     one.begin(first)
@@ -119,8 +120,37 @@ def test_what_new_quotes_know_of_is_not_counted_twice() -> None:
     one.send(request(300))
     begin = one.begin_poll()
     one.send(request(200))
-    one.learn(begin, 1, forecast(wait_s=0.3, num_requests=1))
+    one.learn(begin, 1, [forecast(wait_s=0.3, num_requests=1)])
     assert one.expected_ttft_s(request()) == pytest.approx(0.1 + 0.3 + 0.2)
+
+
+def test_a_request_is_judged_by_the_quotes_for_its_promise_or_the_one_most_like_it() -> None:
+    one = replica(Clock(), forecast())
+    waits_s = {10.0: 4.0, 0.5: 0.1, 2.0: 1.0}
+    one.learn(
+        one.begin_poll(), 3, [forecast(wait, 3, SLO(ttft, math.inf)) for ttft, wait in waits_s.items()]
+    )
+    for ttft_s, wait_s in {**waits_s, 0.3: 0.1, 3.0: 1.0, 60.0: 4.0}.items():
+        asked = request(100, ttft_s)
+        assert one.expected_ttft_s(asked) == pytest.approx(0.1 + wait_s)
+        is_told = ttft_s in waits_s
+        assert one.least_ttft_s(asked) == pytest.approx((0.01 + wait_s) / 2 if is_told else 0.01)
+    assert one.expected_ttft_s(request(100)) == pytest.approx(4.1)
+    assert one.forecast is not None
+    assert one.forecast.slo.ttft_s == 10
+
+
+def test_the_latest_ttfts_are_remembered_until_nobody_asks_for_them() -> None:
+    clock = Clock()
+    asked = AskedTTFTs(clock)
+    for ttft_s in (1.0, 2.0, 3.0, 1.0, math.inf, 4.0):
+        asked.note(ttft_s)
+    assert asked.other_than(10.0) == [3.0, 1.0, 4.0]
+    assert asked.other_than(3.0) == [1.0, 4.0]
+    clock.time_s = 9.0
+    asked.note(3.0)
+    clock.time_s = 11.0
+    assert asked.other_than(10.0) == [3.0]
 
 
 def test_a_replica_without_requests_is_as_fast_as_its_device_however_slow_it_was() -> None:
@@ -141,7 +171,7 @@ def test_where_prefixes_are_cached_a_lucky_prompt_has_only_the_wait_before_it(
     one = LiveReplica(0, "http://a:1", Clock())
     one.introduce([{"id": "x"}], 4.0, None, caches_prefixes=caches_prefixes)
     said = forecast(wait_s=0.5 * num_others, num_requests=num_others)
-    one.learn(one.begin_poll(), said.num_requests, said)
+    one.learn(one.begin_poll(), said.num_requests, [said])
     assert one.alone_ttft_s(request(100)) == pytest.approx(least_s)
     least_s = (least_s + 0.5) / 2 if num_others else least_s
     assert one.least_ttft_s(request(100)) == pytest.approx(least_s)

@@ -72,6 +72,17 @@ def test_quotes_come_from_the_engine_core_and_see_its_requests(url: str) -> None
     client.join()
 
 
+def test_a_question_may_name_a_promise(url: str) -> None:
+    status, quote = ask(url, "/v1/quote?prompt_tokens=16&slo_ttft_ms=500&on_infeasible=serve")
+    assert status == 200
+    assert quote["promised_ms"] == {"ttft": 500, "tpot": 100}
+    assert quote["on_infeasible"] == "serve"
+    assert ask(url, "/v1/quote?prompt_tokens=4000&slo_ttft_ms=0.1")[1]["would_refuse"]
+    for wrong in ("slo_ttft_ms=soon", "slo_tfft_ms=1", "slo_tier=gold", "on_infeasible=never"):
+        status, said = ask(url, f"/v1/quote?prompt_tokens=16&{wrong}")
+        assert (status, said["error"]["code"]) == (400, 400)
+
+
 def test_a_question_without_the_key_is_refused_by_vllm(url: str) -> None:
     assert ask(url, "/v1/quote?prompt_tokens=16", key="sk-other")[0] == 401
     assert ask(url, "/v1/quote?prompt_tokens=4096")[0] == 400

@@ -466,7 +466,14 @@ def ask_quotes(
 def test_a_question_for_quotes_is_answered_by_the_engine_core() -> None:
     core = EngineCore()
     assert ask_quotes(core, "prompt_tokens=7,4095") == (200, QUOTE)
-    assert core.asked == [("slosched_quotes", [7, 4095])]
+    assert core.asked == [("slosched_quotes", [7, 4095], {})]
+
+
+def test_a_question_for_quotes_may_name_a_promise() -> None:
+    core = EngineCore()
+    asked = {"slo_ttft_ms": "500", "slo_tier": "gold"}
+    assert ask_quotes(core, "prompt_tokens=7&slo_ttft_ms=500&slo_tier=gold") == (200, QUOTE)
+    assert core.asked == [("slosched_quotes", [7], asked)]
 
 
 def test_whom_vllm_does_not_let_in_gets_no_quote() -> None:
@@ -491,7 +498,7 @@ def test_a_wrong_question_for_quotes_is_a_bad_request(query: str, why: str) -> N
 
 def test_where_nobody_can_quote_the_answer_says_why() -> None:
     for core, scheduler, why in (
-        (EngineCore({"error": "no door"}), "SLOScheduler", "no door"),
+        (EngineCore({"error": {"message": "no door", "code": 501}}), "SLOScheduler", "no door"),
         (EngineCore(num_engines=2), "SLOScheduler", "data parallelism"),
         (EngineCore(), None, "vLLM's own scheduler"),
     ):

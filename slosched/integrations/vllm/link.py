@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -42,14 +42,8 @@ class Link(ABC):
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
         per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
         promises = settings.make_promises()
-        default, on_infeasible = promises.of(None), promises.when_infeasible(None)
         self._teller = Teller(
-            self._model,
-            names[0],
-            default,
-            on_infeasible,
-            per_request_s,
-            settings.deadline_rule,
+            self._model, names[0], promises, per_request_s, settings.deadline_rule
         )
         self._mirror = Mirror(host, self._kv, promises, self._limits, per_request_s)
         self._steps = StepTimes(self._model, record)
@@ -96,14 +90,17 @@ class Link(ABC):
         """
         self._mirror.note_ends((request_id,), time.time(), EndReason.STOP)
 
-    def quotes(self, lengths_tokens: Sequence[int]) -> dict[str, object]:
+    def quotes(
+        self, lengths_tokens: Sequence[int], asked: Mapping[str, object]
+    ) -> dict[str, object]:
         """Return what prompts of these lengths would be promised now, as GET /v1/quote does.
 
-        It is an `error` if nobody can say, as where vLLM itself decides.
+        `asked` has the fields of `vllm_xargs` that say what is to be promised.  The answer is
+        an `error` if nobody can say, as where vLLM itself decides.
         """
         num_running, num_waiting = self._host.get_request_counts()
         occupancy = Occupancy(num_running, num_waiting, self._host.kv_cache_manager.usage)
-        return self._teller.quotes(self._deciding, lengths_tokens, occupancy)
+        return self._teller.quotes(self._deciding, lengths_tokens, asked, occupancy)
 
     @property
     def _deciding(self) -> Policy | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -50,9 +50,14 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
         """Return the counts of what was executed as planned and what was not, so far."""
         return self._link.truth
 
-    def quotes(self, lengths_tokens: Sequence[int]) -> dict[str, object]:
-        """Return what prompts of these lengths would be promised if they came now."""
-        return self._link.quotes(lengths_tokens)
+    def quotes(
+        self, lengths_tokens: Sequence[int], asked: Mapping[str, object]
+    ) -> dict[str, object]:
+        """Return what prompts of these lengths would be promised if they came now.
+
+        `asked` has the fields of `vllm_xargs` that say what is to be promised.
+        """
+        return self._link.quotes(lengths_tokens, asked)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         vllm_schedule = super().schedule
