@@ -128,7 +128,9 @@ def test_a_request_is_judged_by_the_quotes_for_its_promise_or_the_one_most_like_
     one = replica(Clock(), forecast())
     waits_s = {10.0: 4.0, 0.5: 0.1, 2.0: 1.0}
     one.learn(
-        one.begin_poll(), 3, [forecast(wait, 3, SLO(ttft, math.inf)) for ttft, wait in waits_s.items()]
+        one.begin_poll(),
+        3,
+        [forecast(wait, 3, SLO(ttft, math.inf)) for ttft, wait in waits_s.items()],
     )
     for ttft_s, wait_s in {**waits_s, 0.3: 0.1, 3.0: 1.0, 60.0: 4.0}.items():
         asked = request(100, ttft_s)
