@@ -29,7 +29,7 @@ from slosched.workload import Trace
 
 RESULTS = Path(__file__).with_name("agents.csv")
 PAGE = Path(__file__).with_name("agents.md")
-ROUTERS = ("round_robin", "least_requests", "prefix_affine", "cheapest_in_time")
+ROUTERS = ("round_robin", "least_requests", "prefix_affine", "lmetric", "cheapest_in_time")
 RATES = (1.3,)
 """Requests/s of the whole fleet, as if answers took 30 ms a token: `prefix_affine` keeps nearly all
 programs on time with `fcfs`."""

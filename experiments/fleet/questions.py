@@ -19,7 +19,14 @@ from slosched.workload import Tiers, Trace, read_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 POLICIES = ("fcfs", "goodput")
-ROUTERS = ("round_robin", "power_of_two", "least_requests", "predicted_ttft", "cheapest_in_time")
+ROUTERS = (
+    "round_robin",
+    "power_of_two",
+    "least_requests",
+    "lmetric",
+    "predicted_ttft",
+    "cheapest_in_time",
+)
 H100, L40S = "h100/llama-3.1-8b", "l40s/llama-3.1-8b"
 
 _ONE_TIER = Tiers((SLO(1.0, 0.05),), (1.0,))
@@ -90,7 +97,7 @@ QUESTIONS = (
         (4.0,),
         400,
         num_windows=4,
-        routers=("round_robin", "least_requests", "prefix_affine", "cheapest_in_time"),
+        routers=("round_robin", "least_requests", "prefix_affine", "lmetric", "cheapest_in_time"),
         prefix_cache=PrefixCaching.HASH,
     ),
     replace(
@@ -99,7 +106,7 @@ QUESTIONS = (
         devices=(H100, H100, L40S, L40S),
         rates=(60.0,),
         num_windows=4,
-        routers=("round_robin", "least_requests", "predicted_ttft", "cheapest_in_time"),
+        routers=("round_robin", "least_requests", "lmetric", "predicted_ttft", "cheapest_in_time"),
     ),
     replace(
         _PLAIN,
@@ -107,6 +114,6 @@ QUESTIONS = (
         promise=_THREE_TIERS,
         rates=(100.0,),
         num_windows=4,
-        routers=("round_robin", "least_requests", "slo_bins", "cheapest_in_time"),
+        routers=("round_robin", "least_requests", "lmetric", "slo_bins", "cheapest_in_time"),
     ),
 )

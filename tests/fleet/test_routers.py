@@ -87,7 +87,9 @@ def caching(
     return [ReplicaKind(model, config)] * num
 
 
-@pytest.mark.parametrize("router", ["prefix_affine", "predicted_ttft", "cheapest_in_time"])
+@pytest.mark.parametrize(
+    "router", ["prefix_affine", "lmetric", "predicted_ttft", "cheapest_in_time"]
+)
 def test_a_prompt_goes_where_its_prefix_was_sent_unless_that_replica_has_too_much_to_do(
     router: str,
 ) -> None:
@@ -114,6 +116,15 @@ def test_a_replica_is_trusted_with_no_more_prefixes_than_it_can_hold() -> None:
     # It holds two of the prompts, and the first of the three is forgotten.
     small = caching(2, kv_tokens=128)
     assert choices("prefix_affine", with_prefixes(*lines), small) == [0, 0, 0, 0, 1]
+
+
+def test_lmetric_multiplies_what_is_to_prefill_by_the_requests() -> None:
+    decoding = [(0.0, 8, 20), (0.1, 8, 20), (0.2, 8, 20)]  # the second replica has one of them
+    # 100 tokens: 2 x 100 or 1 x 100.  10: 2 x 10 or 2 x 110, then 3 x 20 or 2 x 110.
+    # 400, behind 20 or 100 others: 4 x 420 or 2 x 500.
+    new = [(3.02, 100, 9), (3.04, 10, 9), (3.06, 10, 9), (3.08, 400, 9)]
+    trace = make_trace(*decoding, *new)
+    assert choices("lmetric", trace, make_replicas(2)) == [0, 1, 0, 1, 0, 0, 1]
 
 
 def test_predicted_ttft_asks_each_replica_s_own_model() -> None:
