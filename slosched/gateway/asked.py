@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from slosched.core import SLO, OnInfeasible, Request
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.json_text import parse_json
 from slosched.engine.server.slo import parse_slo
+from slosched.gateway.asked_promises import Tier
 from slosched.workload.http_slo import (
     BEST_EFFORT_FIELD,
     ON_INFEASIBLE_FIELD,
@@ -26,9 +27,9 @@ _FOR_VLLM = "vllm_xargs"
 _SAID_THERE = {
     **{names.field: names.field for names in PROMISES},
     ON_INFEASIBLE_FIELD: ON_INFEASIBLE_FIELD,
-    "slo_tier": TIER_FIELD,
 }
 """Fields of that object, and what they are called in the body."""
+_TIER_THERE = "slo_tier"
 _NO_TIERS = (None, "auto", "default")
 
 
@@ -39,24 +40,31 @@ class Asked(NamedTuple):
     model: str | None
     may_be_refused: bool
     """Whether the router may refuse it if it would be late: not if the client, or the replicas for
-    all who do not say, take a late answer instead, and not if it names a tier, whose SLO only the
-    replicas know."""
+    all who do not say, take a late answer instead, and not before they have told what they promise
+    to its tier."""
+
+
+class Promised(NamedTuple):
+    """What is promised to requests that do not say it themselves."""
+
+    slo: SLO
+    on_infeasible: OnInfeasible | None
+    """What becomes of them if that cannot be kept; None if nobody has told."""
 
 
 def read(
     content: bytes | bytearray,
     headers: Mapping[str, str],
-    default_slo: SLO,
+    promised_to: Callable[[Tier | None], Promised],
     bytes_per_token: float,
     *,
     with_prefixes: bool,
-    default_on_infeasible: OnInfeasible = OnInfeasible.REJECT,
 ) -> Asked:
     """Return what the router has to know.
 
     The length of a prompt in text is estimated from its characters; token ids are counted.
     With `with_prefixes` the request has a hash for each block of its prompt.
-    `default_on_infeasible` is what the replicas do with late requests that do not say it.
+    `promised_to` returns what the replicas promise to a tier, or without one.
     Raises ApiError (400) if the body is no JSON object, or if its SLO cannot be read.  All other
     fields are checked by the replica.
     """
@@ -66,8 +74,9 @@ def read(
         raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
-    if isinstance(xargs := body.get(_FOR_VLLM), dict):
-        body |= {name: xargs[field] for field, name in _SAID_THERE.items() if field in xargs}
+    xargs = found if isinstance(found := body.get(_FOR_VLLM), dict) else {}
+    body |= {name: xargs[field] for field, name in _SAID_THERE.items() if field in xargs}
+    promised = promised_to(_tier(body, xargs, headers))
     prompt = _prompt(body)
     if isinstance(prompt, str):
         num_tokens, block_tokens = len(prompt) / bytes_per_token, _BLOCK_CHARS / bytes_per_token
@@ -78,24 +87,35 @@ def read(
         0.0,
         max(1, round(num_tokens)),
         max_tokens=1,
-        slo=parse_slo(headers, body, default_slo),
+        slo=parse_slo(headers, body, promised.slo),
     )
     if with_prefixes:
         request.prefix_hashes = list(_hashes(prompt))
         request.prefix_block_tokens = max(1, round(block_tokens))
     model = body.get("model")
-    may_be_refused = _may_refuse(body, headers, default_on_infeasible)
+    may_be_refused = promised.on_infeasible is not None and _may_refuse(
+        body, promised.on_infeasible
+    )
     return Asked(request, model if isinstance(model, str) else None, may_be_refused)
 
 
-def _may_refuse(
-    body: Mapping[str, object], headers: Mapping[str, str], default: OnInfeasible
-) -> bool:
+def _tier(
+    body: Mapping[str, object], xargs: Mapping[str, object], headers: Mapping[str, str]
+) -> Tier | None:
+    """Return the tier that the request names, if any: in vLLM's object, its body or a header."""
+    header = next((name for name in TIER_HEADERS if name in headers), None)
+    if (name := xargs.get(_TIER_THERE)) not in _NO_TIERS:
+        return Tier(_TIER_THERE, str(name))
+    if (name := body.get(TIER_FIELD)) not in _NO_TIERS:
+        return Tier(TIER_FIELD, str(name))
+    return None if header is None else Tier(TIER_FIELD, headers[header])
+
+
+def _may_refuse(body: Mapping[str, object], default: OnInfeasible) -> bool:
     takes_late = body.get(BEST_EFFORT_FIELD) is True
     asked = body.get(ON_INFEASIBLE_FIELD)
     on_infeasible = default.value if asked is None else asked
-    names_tier = body.get(TIER_FIELD) not in _NO_TIERS or any(n in headers for n in TIER_HEADERS)
-    return not takes_late and on_infeasible == OnInfeasible.REJECT.value and not names_tier
+    return not takes_late and on_infeasible == OnInfeasible.REJECT.value
 
 
 def _prompt(body: Mapping[str, Any]) -> str | list[int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import aiohttp
 
-from slosched.core import NO_SLO, SLO, OnInfeasible, Request
+from slosched.core import NO_SLO, OnInfeasible, Request
 from slosched.fleet.spec import make_router
-from slosched.gateway.asked import Asked
-from slosched.gateway.asked_ttfts import AskedTTFTs
+from slosched.gateway.asked import Asked, Promised
+from slosched.gateway.asked_promises import AskedPromises, Tier
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.errors import no_replica, no_such_model
 from slosched.gateway.forecast import Forecast
@@ -35,7 +35,7 @@ class LiveFleet:
         self._router, self._router_name = make_router(router), router
         self._config = config
         self._fresh_s = config.poll_interval_s + _FRESH_S
-        self._asked_ttfts = AskedTTFTs()
+        self._asked = AskedPromises()
         self._watching: list[asyncio.Task[None]] = []
 
     def add(self, url: str) -> LiveReplica:
@@ -53,7 +53,7 @@ class LiveFleet:
             self._config,
             self._router_name,
             needs_forecasts=self._router.needs_forecasts,
-            asked_ttfts=self._asked_ttfts,
+            asked=self._asked,
         )
 
     async def start(self, session: aiohttp.ClientSession) -> None:
@@ -104,22 +104,23 @@ class LiveFleet:
         """Return how many bytes of text make a token, as the first replica that is up has it."""
         return (self.up or self.replicas)[0].bytes_per_token
 
-    @property
-    def default_slo(self) -> SLO:
-        """Return the SLO of requests that bring none, as the first replica that says so has it."""
-        first = self._first_forecast
-        return NO_SLO if first is None else first.slo
+    def promised_to(self, tier: Tier | None) -> Promised:
+        """Return what a tier, or a request without one, is promised if it does not say it itself.
 
-    @property
-    def default_on_infeasible(self) -> OnInfeasible:
-        """Return what that replica does with requests that do not say what to do if it is late."""
-        first = self._first_forecast
-        return OnInfeasible.REJECT if first is None else first.on_infeasible
-
-    @property
-    def _first_forecast(self) -> Forecast | None:
-        known = (each.forecast for each in self.replicas if each.forecast is not None)
-        return next(known, None)
+        It is what the first replica that tells has.  Until one has told about a tier, it counts as
+        what is promised without one.
+        """
+        told: Iterable[Forecast | None] = (each.forecast for each in self.replicas)
+        default = next(filter(None, told), None)
+        if tier is not None:
+            self._asked.note_tier(tier)
+            told = (each.tiers.get(tier) for each in self.replicas)
+            if (of_tier := next(filter(None, told), None)) is not None:
+                return Promised(of_tier.slo, of_tier.on_infeasible)
+            return Promised(NO_SLO if default is None else default.slo, None)
+        if default is None:
+            return Promised(NO_SLO, OnInfeasible.REJECT)
+        return Promised(default.slo, default.on_infeasible)
 
     def able(self, asked: Asked, without: Collection[LiveReplica]) -> list[LiveReplica]:
         """Return the replicas that are up, have the model and room for the prompt.
@@ -142,7 +143,7 @@ class LiveFleet:
 
     def choose(self, request: Request, replicas: Sequence[LiveReplica]) -> LiveReplica:
         """Return the replica that the router chooses among at least one."""
-        self._asked_ttfts.note(request.slo.ttft_s)
+        self._asked.note_ttft(request.slo.ttft_s)
         return self._router.route(request, replicas)
 
     def is_in_time(self, replica: LiveReplica, request: Request, waited_s: float) -> bool:
@@ -155,7 +156,7 @@ class LiveFleet:
 
         It is 0 if one of the replicas has not told lately.
         """
-        self._asked_ttfts.note(request.slo.ttft_s)
+        self._asked.note_ttft(request.slo.ttft_s)
         if request.slo.ttft_s == math.inf or not all(map(self._is_fresh, replicas)):
             return 0.0
         return min(replica.least_ttft_s(request) for replica in replicas)

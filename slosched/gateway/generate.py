@@ -111,10 +111,9 @@ class Generate:
         asked = read(
             content,
             Headers(scope=scope),
-            self._fleet.default_slo,
+            self._fleet.promised_to,
             self._fleet.bytes_per_token,
             with_prefixes=self._fleet.uses_prefixes,
-            default_on_infeasible=self._fleet.default_on_infeasible,
         )
         timeout_s = self._config.request_timeout_s
         try:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import aiohttp
 
@@ -16,7 +17,6 @@ from slosched.gateway.forecast import Forecast, grid_tokens
 from slosched.metrics.page import Snapshot, parse_metrics
 from slosched.replay.keys import KEY_STATUSES, key_headers, why_no_key
 from slosched.workload.http_quote import PROMPT_FIELD, QUOTE_PATH
-from slosched.workload.http_slo import TTFT
 
 _SAMPLE_TEXT = "The quick brown fox jumps over the lazy dog, and then it asks how long that took. "
 _USUAL_BYTES_PER_TOKEN = 4.0
@@ -84,14 +84,15 @@ class Questions:
             raise ReplicaDownError("/v1/models is not an OpenAI-compatible answer") from error
         return models
 
-    async def forecast(self, max_model_len: int, ttft_s: float | None = None) -> Forecast:
+    async def forecast(self, max_model_len: int, **promise: object) -> Forecast:
         """Return its quotes for prompts of several lengths; raise NoQuotesError without them.
 
-        They are for requests with this TTFT, or with the SLO that the server promises by default.
+        `promise` names a promise as the body of a request does; without one, the quotes are for the
+        SLO that the server promises by default.
         """
         lengths = ",".join(map(str, grid_tokens(max_model_len)))
-        promise = "" if ttft_s is None else f"&{TTFT.field}={1000 * ttft_s!r}"
-        status, text = await self._ask("GET", f"{QUOTE_PATH}?{PROMPT_FIELD}={lengths}{promise}")
+        query = urlencode({PROMPT_FIELD: lengths, **promise}, safe=",")
+        status, text = await self._ask("GET", f"{QUOTE_PATH}?{query}")
         if status == 503:
             raise ReplicaDownError(f"{QUOTE_PATH} answers 503: {text:.200}")
         if status in KEY_STATUSES:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slosched.core import Request
+from slosched.gateway.asked_promises import Tier
 from slosched.gateway.forecast import Forecast
 
 UNKNOWN_KV_TOKENS = 131_072
@@ -54,6 +55,8 @@ class LiveReplica:
         self._now_s = now_s
         self._forecasts: Mapping[float, Forecast] = {}
         """By the TTFT that they are for; the first is of the SLO that is promised by default."""
+        self.tiers: dict[Tier, Forecast | None] = {}
+        """What it promises to tiers, as far as it was asked; None if it has no such tier."""
         self._asked_s = -math.inf
         self._num_others = 0
         self._num_sent = self._num_prompt_tokens = self._num_waiting_tokens = 0
@@ -178,6 +181,7 @@ class LiveReplica:
         self._kv_tokens = kv_tokens or UNKNOWN_KV_TOKENS
         self._caches_prefixes = caches_prefixes
         self._forecasts = {}
+        self.tiers = {}
         self._num_others = 0
 
     def serve(self, models: Sequence[Mapping[str, object]]) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from slosched.core import SloschedError
-from slosched.gateway.asked_ttfts import AskedTTFTs
+from slosched.gateway.asked_promises import AskedPromises
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast
 from slosched.gateway.questions import NoQuotesError, Questions
 from slosched.gateway.replica import LiveReplica
+from slosched.workload.http_slo import TTFT
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +45,14 @@ class Watch:
         router_name: str,
         *,
         needs_forecasts: bool,
-        asked_ttfts: AskedTTFTs,
+        asked: AskedPromises,
     ) -> None:
         self._replica = replica
         self._ask = questions
         self._config = config
         self._router_name = router_name
         self._needs_forecasts = needs_forecasts
-        self._asked_ttfts = asked_ttfts
+        self._asked = asked
         self._poll: Callable[[], Awaitable[None]] | None = None
         """How the state is asked for; None until the replica has introduced itself."""
         self._every_s = config.poll_interval_s
@@ -134,24 +135,38 @@ class Watch:
     async def _poll_quotes(self) -> None:
         begin = self._replica.begin_poll()
         forecast = await self._ask.forecast(self._context_tokens)
-        others_s = self._asked_ttfts.other_than(forecast.slo.ttft_s)
+        await self._learn_tiers()
+        others_s = self._asked.ttfts_but(forecast.slo.ttft_s)
         others = await asyncio.gather(*map(self._forecast_for, others_s))
         known = [each for each in (forecast, *others) if each is not None]
         self._replica.learn(begin, forecast.num_requests, known)
 
     async def _forecast_for(self, ttft_s: float) -> Forecast | None:
-        """Return the forecast for requests with a TTFT; None if the replica makes none.
-
-        What clients promise themselves cannot put a replica down.
-        """
-        try:
-            found = await self._ask.forecast(self._context_tokens, ttft_s)
-        except NoQuotesError:
-            return None
+        """Return the forecast for requests with a TTFT; None if the replica makes none."""
+        found = await self._forecast_or_none(**{TTFT.field: 1000 * ttft_s})
         # A server that does not know the field answers for its default SLO.
-        if not math.isclose(found.slo.ttft_s, ttft_s):
+        if found is None or not math.isclose(found.slo.ttft_s, ttft_s):
             return None
         return replace(found, slo=replace(found.slo, ttft_s=ttft_s))
+
+    async def _learn_tiers(self) -> None:
+        """Ask what the replica promises to the tiers that requests name; forget all others."""
+        known, named = self._replica.tiers, self._asked.tiers
+        for tier in named:
+            if tier not in known:
+                known[tier] = await self._forecast_or_none(**{tier.field: tier.name})
+        for tier in known.keys() - set(named):
+            del known[tier]
+
+    async def _forecast_or_none(self, **promise: object) -> Forecast | None:
+        """Return the forecast for a promise; None if the replica gives none.
+
+        What clients ask for cannot put a replica down.
+        """
+        try:
+            return await self._ask.forecast(self._context_tokens, **promise)
+        except NoQuotesError:
+            return None
 
     @property
     def _context_tokens(self) -> int:

@@ -173,9 +173,17 @@ def test_what_every_replica_would_be_late_with_is_refused_at_once(front: Front) 
 
 def test_what_the_servers_serve_late_is_not_refused_by_the_router() -> None:
     late = {"prompt": "a", "max_tokens": 4, "slo_ttft_ms": 0.01}
-    with serving(*REPLICA, "--on-infeasible", "serve") as server, routing([server.url]) as router:
+    hasty = {"prompt": "a", "max_tokens": 4, "service_tier": "hasty"}
+    options = ("--on-infeasible", "serve", "--tier", "hasty=ttft:0.01ms,on-infeasible:reject")
+    with serving(*REPLICA, *options) as server, routing([server.url]) as router:
         assert router.post(**late)[0] == 200
         assert router.post(**late, on_infeasible="reject")[0] == 429
+        shed = "slosched:route_requests_ended_total", 'end="shed"'
+        before = router.metric(*shed)
+        assert router.post(**hasty)[0] == 429  # by the server; the router asks what it promises
+        wait_until(lambda: router.post(**hasty)[0] == 429 and router.metric(*shed) > before)
+        assert router.post(**hasty, on_infeasible="serve")[0] == 200
+        assert router.post(prompt="a", max_tokens=4, service_tier="brass")[0] == 400
 
 
 def test_a_request_that_overtakes_all_that_wait_is_not_refused_for_them() -> None:

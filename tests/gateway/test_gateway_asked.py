@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
 
-from slosched.core import NO_SLO, SLO, OnInfeasible
+from slosched.core import SLO, OnInfeasible
 from slosched.engine.server.errors import ApiError
-from slosched.gateway.asked import Asked, read
+from slosched.gateway.asked import Asked, Promised, read
+from slosched.gateway.asked_promises import Tier
 
 DEFAULT = SLO(ttft_s=1.0, tpot_s=0.1)
+SILVER = SLO(ttft_s=5.0, tpot_s=0.2)
+
+
+def promised_to(tier: Tier | None) -> Promised:
+    """Return what replicas promise that have told about silver, and not yet about gold."""
+    if tier is None:
+        return Promised(DEFAULT, OnInfeasible.REJECT)
+    if tier.name == "silver":
+        return Promised(SILVER, OnInfeasible.REJECT)
+    if tier.name == "late":
+        return Promised(SILVER, OnInfeasible.SERVE)
+    return Promised(DEFAULT, None)
 
 
 def asked(
     headers: dict[str, str] | None = None, *, with_prefixes: bool = False, **body: Any
 ) -> Asked:
-    return read(json.dumps(body).encode(), headers or {}, DEFAULT, 4.0, with_prefixes=with_prefixes)
+    content = json.dumps(body).encode()
+    return read(content, headers or {}, promised_to, 4.0, with_prefixes=with_prefixes)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +70,33 @@ def test_the_slo_comes_from_the_body_the_headers_or_the_replicas() -> None:
     found = asked({"x-slo-ttft-ms": "300"}, prompt="a", vllm_xargs=to_vllm).request.slo
     assert found == SLO(ttft_s=60.0, tpot_s=0.1), "else the router refuses what vLLM would serve"
     assert asked(prompt="a", vllm_xargs=None).request.slo == DEFAULT
-    assert read(b"{}", {}, NO_SLO, 4.0, with_prefixes=False).request.slo.ttft_s == math.inf
+    assert asked(prompt="a", service_tier="silver").request.slo == SILVER
+    assert asked(prompt="a", service_tier="gold").request.slo == DEFAULT
+    found = asked(prompt="a", slo_tpot_ms=20, vllm_xargs={"slo_tier": "silver"}).request.slo
+    assert found == SLO(ttft_s=5.0, tpot_s=0.02)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "named"),
+    [
+        ({}, {}, None),
+        ({}, {"service_tier": "default"}, None),
+        ({}, {"service_tier": "gold"}, ("service_tier", "gold")),
+        ({"x-gateway-inference-objective": "gold"}, {}, ("service_tier", "gold")),
+        ({}, {"vllm_xargs": {"slo_tier": "gold"}}, ("slo_tier", "gold")),
+    ],
+)
+def test_a_tier_is_asked_about_as_the_request_names_it(
+    headers: dict[str, str], body: dict[str, Any], named: tuple[str, str] | None
+) -> None:
+    asked_for: list[Tier | None] = []
+
+    def note(tier: Tier | None) -> Promised:
+        asked_for.append(tier)
+        return promised_to(tier)
+
+    read(json.dumps(body).encode(), headers, note, 4.0, with_prefixes=False)
+    assert asked_for == [named]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +108,13 @@ def test_the_slo_comes_from_the_body_the_headers_or_the_replicas() -> None:
         ({}, {"on_infeasible": "reject"}, True),
         ({}, {"service_tier": "gold"}, False),
         ({}, {"service_tier": "auto"}, True),
+        ({}, {"service_tier": "silver"}, True),
+        ({}, {"service_tier": "late"}, False),
+        ({}, {"service_tier": "late", "on_infeasible": "reject"}, True),
+        ({}, {"service_tier": ["silver"]}, False),
         ({"x-llm-d-inference-objective": "gold"}, {}, False),
+        ({"x-llm-d-inference-objective": "silver"}, {}, True),
+        ({}, {"vllm_xargs": {"slo_tier": "silver"}}, True),
         ({}, {"vllm_xargs": {"on_infeasible": "relegate"}}, False),
         ({}, {"vllm_xargs": {"slo_tier": "gold"}}, False),
         ({}, {"vllm_xargs": {"slo_tier": "default"}}, True),
@@ -91,8 +136,8 @@ def test_only_who_wants_no_late_answer_is_refused(
     ],
 )
 def test_who_does_not_say_is_refused_only_if_the_replicas_would(body: bytes, *, may: bool) -> None:
-    serve = OnInfeasible.SERVE
-    found = read(body, {}, DEFAULT, 4.0, with_prefixes=False, default_on_infeasible=serve)
+    promised = Promised(DEFAULT, OnInfeasible.SERVE)
+    found = read(body, {}, lambda _tier: promised, 4.0, with_prefixes=False)
     assert found.may_be_refused is may
 
 
@@ -118,5 +163,5 @@ def test_prompts_share_hashes_as_far_as_they_share_text() -> None:
 )
 def test_what_cannot_be_read_is_a_400(content: bytes, message: str) -> None:
     with pytest.raises(ApiError, match=message) as error:
-        read(content, {}, DEFAULT, 4.0, with_prefixes=False)
+        read(content, {}, promised_to, 4.0, with_prefixes=False)
     assert error.value.status == 400

@@ -9,7 +9,7 @@ import pytest
 from slosched.core import NO_SLO, SLO, OnInfeasible, Request
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.spec import make_router
-from slosched.gateway.asked_ttfts import AskedTTFTs
+from slosched.gateway.asked_promises import AskedPromises, Latest, Tier
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast, grid_tokens
 from slosched.gateway.replica import LiveReplica
@@ -142,17 +142,26 @@ def test_a_request_is_judged_by_the_quotes_for_its_promise_or_the_one_most_like_
     assert one.forecast.slo.ttft_s == 10
 
 
-def test_the_latest_ttfts_are_remembered_until_nobody_asks_for_them() -> None:
+def test_the_latest_promises_are_remembered_until_nobody_asks_for_them() -> None:
     clock = Clock()
-    asked = AskedTTFTs(clock)
-    for ttft_s in (1.0, 2.0, 3.0, 1.0, math.inf, 4.0):
-        asked.note(ttft_s)
-    assert asked.other_than(10.0) == [3.0, 1.0, 4.0]
-    assert asked.other_than(3.0) == [1.0, 4.0]
+    latest = Latest[float](3, clock)
+    for ttft_s in (1.0, 2.0, 3.0, 1.0, 4.0):
+        latest.note(ttft_s)
+    assert latest.all() == [3.0, 1.0, 4.0]
     clock.time_s = 9.0
-    asked.note(3.0)
+    latest.note(3.0)
     clock.time_s = 11.0
-    assert asked.other_than(10.0) == [3.0]
+    assert latest.all() == [3.0]
+
+
+def test_no_promise_is_asked_about_that_no_server_makes() -> None:
+    asked = AskedPromises()
+    for ttft_s in (1.0, math.inf, 2.0):
+        asked.note_ttft(ttft_s)
+    assert asked.ttfts_but(2.0) == [1.0]
+    for name in ("gold", "x" * 10_000):
+        asked.note_tier(Tier("service_tier", name))
+    assert asked.tiers == [("service_tier", "gold")]
 
 
 def test_a_replica_without_requests_is_as_fast_as_its_device_however_slow_it_was() -> None:

@@ -97,7 +97,7 @@ def test_a_router_that_needs_forecasts_gets_them(url: str) -> None:
             await fleet.stop()
         [replica] = fleet.up
         assert replica.forecast is not None
-        return replica.forecast.alone_s[0], fleet.default_slo.ttft_s
+        return replica.forecast.alone_s[0], fleet.promised_to(None).slo.ttft_s
 
     alone_s, promised_s = asyncio.run(forecast())
     assert 0 < alone_s < 1

@@ -139,7 +139,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
             return read(
                 call.content,
                 dict(call.headers),  # their names are in lower case (ASGI)
-                fleet.default_slo,
+                fleet.promised_to,
                 fleet.bytes_per_token,
                 with_prefixes=fleet.uses_prefixes,
             ).request
