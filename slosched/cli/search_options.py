@@ -12,7 +12,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.trace_source import has_slos, is_kind, note_own_slos
-from slosched.core import LatencyModel
+from slosched.core import BatchShape, LatencyModel
 from slosched.evaluate.comparison import Replica
 from slosched.fleet.split_setup import AnyFleet
 from slosched.fleet.view import ReplicaKind
@@ -126,16 +126,22 @@ def windows_of(
 def loosest_fleet(fleets: Sequence[AnyFleet]) -> AnyFleet:
     """Return the first fleet, of which each replica is the `loosest` one on its place."""
     places = zip(*(fleet.replicas for fleet in fleets), strict=True)
-    return replace(
-        fleets[0],
-        replicas=tuple(
-            ReplicaKind(place[0].model, loosest([kind.config for kind in place]))
-            for place in places
-        ),
-    )
+    return replace(fleets[0], replicas=tuple(map(loosest, places)))
 
 
-def loosest(configs: Sequence[SimulationConfig]) -> SimulationConfig:
+def loosest(kinds: Sequence[ReplicaKind]) -> ReplicaKind:
+    """Return a replica of the shortest steps and the loosest limits, whose bound is one for all.
+
+    All have one device, and their steps differ in what a server adds to each of them: an engine
+    that plans ahead hides the host's time, and another does not.
+    """
+    decode = BatchShape()
+    decode.add(1, 1)
+    fastest = min((kind.model for kind in kinds), key=lambda model: model.predict(decode))
+    return ReplicaKind(fastest, _loosest_config([kind.config for kind in kinds]))
+
+
+def _loosest_config(configs: Sequence[SimulationConfig]) -> SimulationConfig:
     """Return the first replica with the loosest limits and the largest KV cache of all.
 
     Those of tuned policies and of engines as they ship may differ.  It has a prefix cache if any of

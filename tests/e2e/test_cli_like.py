@@ -94,3 +94,29 @@ def test_an_unknown_engine_is_refused_with_the_nearest_name(
     said = cli("compare", *words)
     assert said.status != 0
     assert "no engine 'vlm' (did you mean vllm?)" in said.complaint
+
+
+@pytest.mark.parametrize("fleet", [(), ("--replicas", "2")])
+def test_a_bound_is_one_for_an_engine_that_hides_the_hosts_time(
+    cli: Cli, fleet: tuple[str, ...]
+) -> None:
+    """With 12 ms of the host no step is in time, except where it runs beside the one before."""
+    said = cli(
+        *("compare", "-p", "fcfs", "-p", "like:vllm", *H100, "--slo-tpot", "16ms", "--noise", "0"),
+        *("--server-time", "1us,1us,12ms", "--no-figures", *fleet),
+    )
+    assert said.status == 0, said.err
+    assert "No scheduler serves more than 30 of the 30 requests well" in said.out
+    shares = [line.split("│")[3].strip() for line in said.out.splitlines() if "│" in line]
+    assert shares[0] == "0.0%"
+    assert float(shares[1].rstrip("%")) > 80
+
+
+def test_the_bound_of_a_capacity_is_one_for_an_engine_that_hides_the_hosts_time(cli: Cli) -> None:
+    said = cli(
+        *("capacity", "-p", "fcfs", "-p", "like:vllm", "--trace", "poisson", "-n", "60"),
+        *("--seeds", "1", "--target", "0.9", "--shared-rates", "0", "-j", "1"),
+        *(*H100[:2], "--slo-tpot", "16ms", "--server-time", "1us,1us,12ms", "--noise", "0"),
+    )
+    assert said.status == 0, said.err
+    assert "│ any scheduler (bound) │        ≤ 0 │" not in said.out

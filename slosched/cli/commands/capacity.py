@@ -237,9 +237,8 @@ def _bounds(
         fleet = loosest_fleet(fleets)
         replicas, why = fleet.replicas, why_no_fleet_bound_holds(windows[0], fleet)
     else:
-        config = loosest([contender.config for contender in contenders])
-        replicas = (ReplicaKind(contenders[0].model, config),)
-        why = why_no_bound_holds(windows[0], config)
+        kind = loosest([ReplicaKind(one.model, one.config) for one in contenders])
+        replicas, why = (kind,), why_no_bound_holds(windows[0], kind.config)
     if why:
         console.print(f"[yellow]note:[/] no bound on every scheduler is given: {why}")
         return {}

@@ -28,6 +28,7 @@ from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.cli.trace_source import described
 from slosched.core import NO_SLO, DeadlineRule
 from slosched.evaluate.comparison import Comparison, Outcome, Replica, all_gpu_s, summarize_all
+from slosched.fleet.view import ReplicaKind
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.replay.benchmark_results import is_benchmark_result, read_benchmark_result
@@ -120,7 +121,7 @@ def compare(
     outcomes = simulated.outcomes | recorded
     _note_other_promises(outcomes, recorded)
     title = described(requests)
-    bounds = _bounds(requests, device, [replica for _, replica in contenders.values()])
+    bounds = _bounds(requests, [replica for _, replica in contenders.values()])
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     gpu_s = all_gpu_s(outcomes)
     console.print(outcome_table(title, summarize_all(outcomes, rule), shares, gpu_s))
@@ -159,15 +160,16 @@ def _what_is_shared(engines: Mapping[str, str]) -> str:
     return "arrivals, lengths and latency model (an engine as it ships has its own KV cache)"
 
 
-def _bounds(trace: Trace, device: Replica, replicas: Sequence[Replica]) -> Bounds:
-    """Return what bounds every contender; all have the devices of `device`, with other limits."""
+def _bounds(trace: Trace, replicas: Sequence[Replica]) -> Bounds:
+    """Return what bounds every contender; all have the same devices, perhaps with other limits."""
     from slosched.evaluate.bounds import bounds_of, fleet_bounds  # slow to import
 
     fleets = [replica.fleet for replica in replicas if replica.fleet is not None]
     with console.status("bounding what any scheduler could do"):
         if fleets:
             return fleet_bounds(trace, loosest_fleet(fleets))
-        return bounds_of(trace, device.model, loosest([replica.config for replica in replicas]))
+        kind = loosest([ReplicaKind(replica.model, replica.config) for replica in replicas])
+        return bounds_of(trace, kind.model, kind.config)
 
 
 def _shares(
