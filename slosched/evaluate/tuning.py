@@ -8,6 +8,7 @@ baselines are tuned as well: their defaults were chosen for their authors' workl
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -135,7 +136,9 @@ class Objective:
         return f"capacity at {100 * self.target:.4g} %"
 
     def plan(self, precision: float) -> Plan:
-        return Plan((self.target,), precision, at_rate=self.rate)
+        if self.rate is None:
+            return Plan((self.target,), precision)
+        return Plan((self.target,), _precision_through(self.rate), at_rate=self.rate)
 
     def score(self, measured: Measured) -> float:
         """Return the score in requests/s.
@@ -291,6 +294,16 @@ def judge(
     sweep = Sweep(contenders, windows, plan, store)
     sweep.run(make_pool)
     return Study(list(sweep.measured.values()), windows)
+
+
+def _precision_through(rate: float) -> float:
+    """Return a precision, about 1 % at most, of whose lattice of rates this one is.
+
+    A sweep measures at the nearest rate of its lattice, but what is said to be tuned at a rate has
+    to be tuned at that rate.
+    """
+    steps = abs(math.log(rate))
+    return math.expm1(steps / max(1, round(steps / math.log1p(0.01)))) if steps else 0.01
 
 
 def _applied(policy: str, limits: Limits, setting: Setting) -> tuple[str, Limits]:

@@ -60,6 +60,14 @@ def test_each_parameter_takes_its_best_value(objective: Objective) -> None:
     assert found.trials[0].score > found.trials[-1].score
 
 
+@pytest.mark.parametrize("rate", [0.3, 1.0, 1.004, 4.0, 31.4])
+def test_a_policy_that_serves_all_is_tuned_to_the_rate_that_was_asked_for(rate: float) -> None:
+    base = Contender("fcfs", "fcfs", make_model(), "test", SimulationConfig())
+    easy = [synthesize("poisson", num_requests=20, prompt=16, output=2)]
+    (trial,) = Tuner(base, {}, easy, Objective(rate=rate), precision=0.2).run(local_pool(1)).trials
+    assert trial.score == rate
+
+
 def test_what_a_policy_declares_is_tried() -> None:
     values = values_of(HAMPERED, {})
     assert values["speed"] == ["1", "2", "3"]
