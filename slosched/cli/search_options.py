@@ -86,14 +86,15 @@ def windows_of(
     default_size: int,
     *,
     keeps_slos: bool,
+    takes_rate: bool = False,
 ) -> list[Trace]:
     """Return one trace for each seed: consecutive windows of a file, or made-up traces.
 
     Negative seeds count from the end of the file: -1 is its last window.  The model is needed only
     for promises in prefill times.  With `keeps_slos` a file that has SLOs of its own keeps them,
-    and a note says so.
+    and a note says so.  Unless it `takes_rate`, a rate is refused.
     """
-    if arrivals.rate is not None:
+    if arrivals.rate is not None and not takes_rate:
         raise ValueError(
             f"--rate {arrivals.rate:g}: the search chooses the rates; `capacity --max-rate` ends "
             "it, `tune --at-rate` is for one rate alone"

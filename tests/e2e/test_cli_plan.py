@@ -10,6 +10,10 @@ import pandas as pd
 import pytest
 from command_line import Said
 
+from slosched.cli.options import TraceOptions, TracePromiseOptions
+from slosched.cli.search_options import windows_of
+from slosched.workload import synthesize
+
 pytestmark = pytest.mark.e2e
 
 Cli = Callable[..., Said]
@@ -83,3 +87,27 @@ def test_a_plan_that_cannot_be_made_is_refused(
     said = cli(*QUICK, *arguments)
     assert said.status != 0
     assert message in said.complaint
+
+
+@pytest.mark.parametrize(
+    ("source", "titled"),
+    [
+        ("azure_conv --rate 30 --duration 4s", "120 requests of azure_conv at 30/s"),
+        ("poisson --rate 30 --thin-to 10 -n 90", "30 requests of poisson at 10/s"),
+    ],
+)
+def test_the_windows_are_those_of_a_replay_at_that_rate(cli: Cli, source: str, titled: str) -> None:
+    said = cli("plan", "--trace", *source.split(), "--gpu", "h100=2.5", "--seeds", "1", "-j", "1")
+    assert said.status == 0, said.err
+    assert titled in said.out
+
+
+@pytest.mark.parametrize("kind", ["sessions", "daily"])
+def test_a_rate_leaves_the_pauses_of_people_and_the_length_of_the_day(kind: str) -> None:
+    """At 20 times a trace's own rate there are more sessions, not hastier ones."""
+    arrivals = TraceOptions(num_requests=50, rate=20.0)
+    promise = TracePromiseOptions()
+    (window,) = windows_of(
+        kind, arrivals, promise, None, (3,), 50, keeps_slos=False, takes_rate=True
+    )
+    assert window.requests == synthesize(kind, num_requests=50, rate=20.0, seed=3).requests

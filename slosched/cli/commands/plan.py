@@ -136,15 +136,16 @@ def plan(
             one = replace(replica, latency_model=model_name).open(limits.limits(), kv, seed)
             offers.append(Offer(name, model_name, ReplicaKind(one.model, one.config), price))
         numbers = range(seed, seed + seeds)
-        first_model, unscaled = offers[0].kind.model, replace(arrivals, rate=None)
-        size = max(_DEFAULT_REQUESTS, round(_DEFAULT_WINDOW_S * (rate or 0.0)))
-        keeps_slos = not promise.is_given(context)
+        rate_to_play = rate if arrivals.thin_to is None else arrivals.thin_to
+        size = max(_DEFAULT_REQUESTS, round(_DEFAULT_WINDOW_S * (rate_to_play or 0.0)))
         windows = windows_of(
-            trace, unscaled, promise, first_model, numbers, size, keeps_slos=keeps_slos
+            *(trace, arrivals, promise, offers[0].kind.model, numbers, size),
+            keeps_slos=not promise.is_given(context),
+            takes_rate=True,
         )
         offers, beyond = _within_reach(offers, windows, attainment)
         with Store(out / "points.sqlite") as store, sigterm_as_ctrl_c():
-            trials = Trials(offers, windows, policy, router, rate, store)
+            trials = Trials(offers, windows, policy, router, rate_to_play, store)
             report = _report(trials, attainment, max_replicas, beyond, make_pool)
         report.show()
         facts: dict[str, object] = {
