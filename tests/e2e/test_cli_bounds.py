@@ -24,9 +24,17 @@ def test_bounds_prints_all_four_and_the_capacity(cli: Cli) -> None:
     assert "Promised: TTFT 1 s, TPOT 50 ms." in said.out
     assert all(0 < float(share) <= 100 for _, share in good)
     line = " ".join(said.out.split())
-    found = re.search(r"90% attainment is impossible above (\S+) requests/s \(L[12].*", line)
+    found = re.search(r"90 % attainment is impossible above no known rate \(L1.*", line)
     assert found is not None
-    assert re.search(r"and above ([\d.]+) if such requests never stopped coming", found[0])
+    assert re.search(
+        r"and above ([\d.]+) requests/s if such requests never stopped coming", found[0]
+    )
+
+
+def test_a_share_and_a_rate_that_nothing_bounds_are_told_as_they_are(cli: Cli) -> None:
+    said = cli("bounds", "--trace", "poisson", "-n", "2", "--no-hindsight", "--capacity", "0.495")
+    line = " ".join(said.out.split())
+    assert "49.5 % attainment is impossible above no known rate (L1 fluid), and above" in line
 
 
 def test_bounds_of_an_unreliable_device_are_for_reference(cli: Cli) -> None:

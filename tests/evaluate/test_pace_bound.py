@@ -106,6 +106,15 @@ def test_a_burst_is_seen_though_the_period_has_time_for_all() -> None:
     assert 7 <= Pace(trace, model, LIMITS).bound(trace.rate).num_good <= 9
 
 
+def test_years_between_two_requests_take_no_more_memory() -> None:
+    requests = [TraceRequest(f"r{i}", 1e9 * i, 5, 5, SLO(4.0, 1.0)) for i in range(3)]
+    requests.append(TraceRequest("hopeless", 1e9, 5, 5, SLO(0.1, 0.1)))
+    trace = Trace.of(requests, "years")
+    pace = Pace(trace, MODEL, LIMITS)
+    assert pace.bound(trace.rate).num_good == 3
+    assert pace.bound(100.0).num_good < 3
+
+
 def test_the_capacity_is_where_the_bound_gives_way_for_good() -> None:
     pace = Pace(lasting(3, num_requests=40), MODEL, LIMITS)
     rate = pace.capacity(0.8)

@@ -82,9 +82,8 @@ def bounds(
             pace = Pace(requests, device.model, device.config.limits, device.config.kv_tokens)
             lasting = pace.capacity(capacity)
         console.print(
-            f"{capacity:.0%} attainment is impossible above {_rate(most.rate)} requests/s "
-            f"({most.name}), and above {_rate(lasting)} if such requests never stopped coming (L5 "
-            "pace)"
+            f"{100 * capacity:.4g} % attainment is impossible {_above(most.rate)} ({most.name}), "
+            f"and {_above(lasting)} if such requests never stopped coming (L5 pace)"
         )
 
 
@@ -95,6 +94,10 @@ def _row(bound: Bound) -> tuple[str, ...]:
         f"{bound.attainment:.1%}",
         _rate(bound.sustained_per_s),
     )
+
+
+def _above(per_s: float) -> str:
+    return "above no known rate" if math.isinf(per_s) else f"above {_rate(per_s)} requests/s"
 
 
 def _rate(per_s: float) -> str:

@@ -24,6 +24,9 @@ from slosched.workload.trace import Trace
 
 _SLOTS_PER_REQUEST = 60
 """The average number of slots between a request's arrival and its last due time."""
+_MOST_SLOTS = 1 << 17
+"""The number of slots of a period, at most: between two requests days may pass.  Wider ones make
+the bound looser, never wrong."""
 _MOST_MARKS = 256
 """The number of places in a period at which intervals may begin and end, at most."""
 _MOST_STEPS = 12
@@ -72,7 +75,8 @@ class Pace:
         is_due = np.isfinite(demand.last_due_s) & (later > 0)
         span_s = np.where(is_due, demand.last_due_s - demand.release_s, 0.0)
         mean_span_s = float(span_s[is_due].mean()) if is_due.any() else demand.window_s
-        num_slots = math.ceil(demand.window_s * _SLOTS_PER_REQUEST / mean_span_s)
+        fine_slots = demand.window_s * _SLOTS_PER_REQUEST / mean_span_s
+        num_slots = math.ceil(min(fine_slots, _MOST_SLOTS))
         slots_per_mark = math.ceil(num_slots / _MOST_MARKS)
         num_marks = math.ceil(num_slots / slots_per_mark)
         num_slots = num_marks * slots_per_mark
