@@ -40,7 +40,7 @@ def show(
         console.print(capacity_table(heading, study, target, bounds))
     if said := promised_in(study.windows):
         console.print(said)
-    for note in notes(study, measured, targets):
+    for note in notes(study, measured, targets, bounds):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
 
@@ -86,7 +86,7 @@ def leave_results(
         "In brackets 95 % intervals, by resampling blocks of requests and seeds. Every policy had "
         "the same requests at the same rates, and ratios to the first are resampled in pairs."
     )
-    said = "\n\n".join(notes(study, measured, targets))
+    said = "\n\n".join(notes(study, measured, targets, bounds))
     blocks: list[Block] = [text, capacities, *made.values()]
     if said:
         blocks.insert(1, said)
@@ -124,9 +124,12 @@ def capacity_frame(
 
 
 def notes(
-    study: Study, measured: Mapping[str, Measured], targets: Sequence[float]
+    study: Study,
+    measured: Mapping[str, Measured],
+    targets: Sequence[float],
+    bounds: Mapping[float, float] | None = None,
 ) -> Iterator[str]:
-    """Yield a sentence for each failure, and for each caveat of the capacities."""
+    """Yield a sentence for each failure, and for each caveat of the capacities and their bounds."""
     for name, one in measured.items():
         if one.error is not None:
             yield f"{name} was given up: {what(one.error)}"
@@ -135,6 +138,19 @@ def notes(
     for name in study.contenders:
         for target in targets:
             yield from _about(study.capacity(name, target))
+    for target, most in (bounds or {}).items():
+        yield from _beyond_the_bound(study, target, most)
+
+
+def _beyond_the_bound(study: Study, target: float, most: float) -> Iterator[str]:
+    """Yield a sentence if a capacity is above the bound, which is one of another count."""
+    above = [n for n in study.contenders if study.capacity(n, target).requests_per_s > most]
+    if above:
+        yield (
+            f"at {_share(target)}, {' and '.join(above)} is above the bound: it counts all "
+            "requests of a window and a capacity only those after the warm-up, which are the "
+            "easier ones here: give more requests with -n or --seeds"
+        )
 
 
 def _about(found: Capacity) -> Iterator[str]:

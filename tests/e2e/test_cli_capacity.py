@@ -13,10 +13,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from command_line import SLOSCHED, Said
+from factories import make_model
 
+from slosched.cli.capacity_report import notes
 from slosched.cli.options import TraceOptions, TracePromiseOptions
 from slosched.cli.search_options import windows_of
-from slosched.workload import parse_ttft
+from slosched.core import SLO
+from slosched.evaluate.capacity import Contender, Plan, Study, Sweep, local_pool
+from slosched.simulator.simulate import SimulationConfig
+from slosched.workload import parse_ttft, synthesize
 
 pytestmark = pytest.mark.e2e
 
@@ -57,6 +62,20 @@ def test_the_bound_is_above_every_policy(cli: Cli, tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "capacities.csv")
     assert (found.requests_per_s < found.bound).all()
     assert (found.bound < math.inf).all()
+
+
+def test_a_policy_above_the_bound_is_explained() -> None:
+    windows = [synthesize("poisson", num_requests=60, slo=SLO(0.2, 0.05), prompt=256, output=2)]
+    fcfs = Contender("fcfs", "fcfs", make_model(), "test", SimulationConfig())
+    sweep = Sweep([fcfs], windows, Plan((0.9,), precision=0.2))
+    sweep.run(local_pool(1))
+    study = Study(list(sweep.measured.values()), windows)
+    reached = study.capacity("fcfs", 0.9).requests_per_s
+    assert reached > 0
+    said = "at 90 %, fcfs is above the bound: it counts all requests of a window"
+    for most, is_above in ((0.99 * reached, True), (1.01 * reached, False)):
+        found = notes(study, sweep.measured, (0.9,), {0.9: most})
+        assert any(note.startswith(said) for note in found) == is_above
 
 
 def test_a_trace_is_judged_by_its_own_slos_unless_others_are_asked_for(cli: Cli) -> None:

@@ -29,7 +29,7 @@ def bound_windows(
     The rate is inf if there is none.  The windows are pooled as for attainment, and the search
     begins at `guess` (requests/s).  A bound counts all requests of a window, while a capacity
     counts those after the warm-up.  Where the first requests are easier, as after an idle time,
-    this is to the policies' advantage.
+    the bound is higher than it need be.  Where they are harder, a capacity may exceed it.
     """
     lattice = Lattice.between(guess / _HIGHEST, guess * _HIGHEST, _PRECISION)
     searches = {t: Search(lattice, t, lattice.nearest(guess), margin=0) for t in targets}
