@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -357,3 +358,13 @@ def test_days_without_requests_cost_hindsight_nothing(gap_s: float) -> None:
     both = hindsight_bound(Trace.of([*crowd, *later], "now and later"), SMALL, Limits(8))
     assert 0 < alone.num_good < len(crowd)
     assert both.num_good - 2 * alone.num_good in (0, 1), "each is rounded down"
+
+
+def test_a_request_that_is_never_due_does_not_make_slots_narrow() -> None:
+    """One that came behind the last due time made a million of them, for 20 minutes and more."""
+    slos = (SLO(0.03, 0.006), SLO(math.inf, 0.006))
+    requests = [TraceRequest(f"r{i}", 2.0 * i, 20, 1, slo) for i, slo in enumerate(slos)]
+    demand = demand_of(Trace.of(requests, "late"), load_model("h100/llama-3.1-8b"), Limits())
+    start_s = time.monotonic()
+    assert on_time_bound(demand).num_good == 2
+    assert time.monotonic() - start_s < 10.0

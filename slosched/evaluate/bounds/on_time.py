@@ -122,16 +122,22 @@ class _OnTime:
 
     def __init__(self, demand: Demand, horizon_s: float, num_slots: int) -> None:
         self._works = _due_work_s(demand)
-        dues_s = [np.minimum(due, horizon_s) for due in (demand.first_due_s, demand.last_due_s)]
-        spans_s = np.stack(dues_s) - demand.release_s
-        fine_s = float(np.median(spans_s[0])) / 4
+        dues_s = [demand.first_due_s, demand.last_due_s]
+        # Work that is never due needs no slot, and says nothing of how wide slots should be.
+        is_due = [np.isfinite(due_s) for due_s in dues_s]
+        spans_s = [(d - demand.release_s)[due] for d, due in zip(dues_s, is_due, strict=True)]
+        fine_s = float(np.median(spans_s[0])) / 4 if len(spans_s[0]) else 0.0
+        mean_s = float(np.concatenate(spans_s).mean())
         self._num_slots = math.ceil(
-            horizon_s / max(fine_s, float(spans_s.mean()) / num_slots, horizon_s / _MOST_SLOTS)
+            horizon_s / max(fine_s, mean_s / num_slots, horizon_s / _MOST_SLOTS)
         )
         self._width_s = horizon_s / self._num_slots
         self._room_s = demand.num_devices * self._width_s
         self._first = self._slot(demand.release_s)
-        self._lasts = [self._slot(due_s) for due_s in dues_s]
+        self._lasts = [
+            np.where(due, self._slot(np.where(due, due_s, 0.0)), self._first)
+            for due_s, due in zip(dues_s, is_due, strict=True)
+        ]
 
     def _slot(self, time_s: FloatArray) -> IntArray:
         """Return the slot that contains the time.  A job may use all of its first and last slot."""
