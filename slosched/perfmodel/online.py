@@ -36,6 +36,17 @@ _MARGIN_GAIN_STEPS = 100
 _MARGIN_START = math.log(1.25)
 """First log margin for base models without an error of their own."""
 _MARGIN_MIN, _MARGIN_MAX = 0.002, math.log(4.0)
+_NUM_UNTRIED_STEPS = 100
+"""Steps of a regime until which its margin is at least that of errors like those so far, were they
+normal: one step in a hundred has hardly been seen before."""
+_NUM_PRIOR_STEPS = 4
+"""Steps with the scatter of the base model's own upper bound, as which those errors begin."""
+_MOST_ERROR = 0.3
+"""Largest size of an error that counts there: what is beyond says that the step stalled."""
+_SIGMAS = 2.326
+"""Standard deviations that 1 % of normal errors exceed."""
+_SIGMA_PER_DEVIATION = math.sqrt(math.pi / 2)
+"""Standard deviation over mean size, of normal errors around 0."""
 
 
 class Regime(StrEnum):
@@ -97,6 +108,8 @@ class OnlineModel:
     adaptive conformal inference (Gibbs and Candès, NeurIPS 2021).  The margin starts from the base
     model's own held-out upper bound, with a γ of 0.5 that soon falls to 0.1. Order statistics of a
     sliding window cover as well, but leap to a stall's length once one step in a hundred stalls.
+    In the first hundred steps of a regime m is at least what 1 % of the errors would exceed if they
+    were normal and of the mean size of all so far, those of the other regime included.
 
     **Monotone**, as the protocol `LatencyModel` demands.  The regime changes when the first chunk
     is added to a batch of decodes, so a step with a chunk is predicted to take at least as long as
@@ -108,6 +121,7 @@ class OnlineModel:
         "_decode",
         "_decodes",
         "_decodes_s",
+        "_deviation",
         "_num_steps",
         "_prefill",
         "base",
@@ -124,6 +138,8 @@ class OnlineModel:
         self._prefill = RegimeState(_log_margin_of(base, step))
         self._common = 0.0
         self._num_steps = 0
+        self._deviation = self._prefill.log_margin / (_SIGMAS * _SIGMA_PER_DEVIATION)
+        """Mean size of the errors of the first steps."""
         self._decodes = BatchShape()
         """The latest shape of decodes that `_predict_decodes_of` predicted."""
         self._decodes_s = 0.0
@@ -181,9 +197,12 @@ class OnlineModel:
         error = math.log(seconds / predicted_s) - self._common - state.offset
         self._learn_margin(state, error)
         self._learn_bias(state, error)
+        self._learn_deviation(error)
+        least = math.exp(_SIGMAS * _SIGMA_PER_DEVIATION * self._deviation)
         for each in (self._decode, self._prefill):
             each.bias = math.exp(self._common + each.offset)
-            each.upper = each.bias * each.margin
+            is_tried = each.num_steps >= _NUM_UNTRIED_STEPS
+            each.upper = each.bias * (each.margin if is_tried else max(each.margin, least))
 
     def _learn_margin(self, state: RegimeState, error: float) -> None:
         state.num_steps += 1
@@ -210,6 +229,11 @@ class OnlineModel:
             error = max(-most, min(most, error))
         self._common = _clamp(self._common + gain * error)
         state.offset = _clamp(state.offset + _OFFSET_GAIN * error)
+
+    def _learn_deviation(self, error: float) -> None:
+        if self._num_steps <= 2 * _NUM_UNTRIED_STEPS:
+            size = min(_MOST_ERROR, abs(error))
+            self._deviation += (size - self._deviation) / (self._num_steps + _NUM_PRIOR_STEPS)
 
     def _predict_decodes_of(self, shape: BatchShape) -> float:
         """Return what the base model predicts for the step without its chunks.

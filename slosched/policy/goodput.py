@@ -68,6 +68,10 @@ from slosched.policy.kit.unkeepable import behind_others, split_unkeepable, unke
 from slosched.policy.kit.while_ahead import limit_while_ahead_s
 from slosched.policy.kit.worth import Worth
 
+_BESIDE_CAUTION = 0.2
+"""Share of `margin` that is left where a step is planned with a time that it hardly ever exceeds:
+where steps scatter little, no more is needed, and where they scatter much, more was left already.
+"""
 _LEAST_GAIN = 1.5
 """Factor by which a step has to be longer than otherwise if decodes are late for its sake."""
 
@@ -113,8 +117,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     8. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
        be cut ends with a whole tile of 64 tokens.
     9. Under the deadline rule `tbt`, which counts every gap, a step is taken to last as long as it
-       hardly ever exceeds (kit/caution.py); under the other rules, which forgive a slow step, as
-       long as is expected.
+       hardly ever exceeds (kit/caution.py), and a fifth of `margin` is left; under the other
+       rules, which forgive a slow step, it is taken to last as long as is expected.
     10. Some TPOTs can be kept only in steps of decodes alone (kit/late_gaps.py).  Prompts then wait
         until they are due.  Under the rule `tbt`, which allows for a few late gaps, they run in one
         long step, if fewer decodes miss their SLO by it than prompts would.  Under the other rules
@@ -166,6 +170,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         self.reset()
 
     def reset(self) -> None:
+        self._margin = self.margin
+        """The share of a TPOT that is left under the deadline rule."""
         self._drift = Drift()
         self._worth = self.worth_class()
         self._flood = Flood(self._worth, self.min_share)
@@ -199,6 +205,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def _see_new(self, view: SchedulerView) -> None:
         """Take in the requests that have arrived, and note those that the step is to reject."""
+        is_cautious = view.limits.deadline_rule is DeadlineRule.TBT
+        self._margin = self.margin * (_BESIDE_CAUTION if is_cautious else 1.0)
         self._unkeepable += unkeepable(self._worth.see(view.waiting), view)
 
     def _without_unkeepable(self, batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
@@ -325,7 +333,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if self._drift.is_measuring or decodes.num_decodes > limits.max_num_batched_tokens:
             return -math.inf
         tpot_s = max((t for t in decodes.num_by_tpot_s if t < math.inf), default=0.0)
-        return decodes.first_deadline_s - self.margin * tpot_s
+        return decodes.first_deadline_s - self._margin * tpot_s
 
     # Parts of a decision, which a subclass may replace.
 
@@ -343,7 +351,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """Return how long a step may last for the sake of the decodes."""
         if pace.tpot_s == math.inf:
             return math.inf
-        slack_s = pace.first_slack_s - self.margin * pace.tpot_s
+        slack_s = pace.first_slack_s - self._margin * pace.tpot_s
         return max(slack_s, self.shortest * pace.tpot_s, pace.least_s)
 
     def step_s(self, pace: Pace) -> float:
@@ -434,7 +442,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def while_ahead_s(self, pace: Pace, shortage: Shortage, step_s: float) -> float:
         """Return the time limit of a step in which decodes give way, at least `step_s`."""
-        return limit_while_ahead_s(pace, shortage.decodes, shortage.view, self.margin, step_s)
+        return limit_while_ahead_s(pace, shortage.decodes, shortage.view, self._margin, step_s)
 
     def beside_decodes(
         self, pace: Pace, prompts: Sequence[Timed], view: SchedulerView
@@ -448,9 +456,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """Add all decodes, and the chunk of a long step as soon as they are ahead by as much."""
         view, decodes, prompts, supply = shortage
         is_short = self._flood.is_short_of_blocks(pace, prompts, pack, view)
-        limit_s = long.limit_s(decodes, prompts, pace, view, self.margin)
+        limit_s = long.limit_s(decodes, prompts, pace, view, self._margin)
         if limit_s is None:
-            between = long.between(decodes, prompts, pace, view, self.margin)
+            between = long.between(decodes, prompts, pace, view, self._margin)
             add_without_preempting(pack.batch, decodes if is_short else between)
             return
         add_without_preempting(pack.batch, decodes)
@@ -475,7 +483,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """
         view, decodes, prompts, supply = shortage
         batch = pack.batch
-        limits_s = self._late_gaps.limits_s(decodes, tpot_s, view, self.margin)
+        limits_s = self._late_gaps.limits_s(decodes, tpot_s, view, self._margin)
         if pace.tpot_s > tpot_s and limits_s[0] <= _LEAST_GAIN * batch.time_limit_s:
             return False
         batch.time_limit_s = max(tpot_s, math.nextafter(pace.all_s, math.inf))

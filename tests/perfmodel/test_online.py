@@ -190,6 +190,20 @@ def test_a_lasting_change_is_followed_within_sixty_steps(slowdown: float) -> Non
     assert model.predict(DECODES) / device.predict(DECODES) == pytest.approx(slowdown, rel=0.05)
 
 
+@pytest.mark.parametrize("noise", [0.05, 0.15])
+def test_the_first_steps_with_prompts_are_covered_by_what_those_of_decodes_have_shown(
+    noise: float,
+) -> None:
+    """The rule that it learns by has hardly seen one step in a hundred by then."""
+    device, num_over = make_model(), 0
+    for seed in range(20):
+        model = OnlineModel(device)
+        play([DECODES] * 20, device, model, noise=noise, seed=2 * seed)
+        first = play([MIXED] * 20, device, model, noise=noise, seed=2 * seed + 1)
+        num_over += int(first.is_over.sum())
+    assert num_over <= 0.03 * 20 * 20
+
+
 @pytest.mark.parametrize("stall", [10.0, 100.0, math.inf])
 @pytest.mark.parametrize(
     ("num_steps", "moved", "widened"), [(0, 0.06, 0.25), (1, 0.06, 0.25), (500, 0.02, 0.05)]
