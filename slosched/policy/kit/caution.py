@@ -8,9 +8,8 @@ from slosched.core import BatchShape, DeadlineRule, LatencyModel, SchedulerView
 
 _STRICTER = 3.0 / 2.33
 """Standard deviations of the limit of a step, over those of `predict_upper`: if errors are normal,
-one step in 740 takes longer, not one in a hundred.  A late step costs about a fifth of the decodes
-their SLO, those that have used up their late gaps, and a little more of a TPOT gains few prompts.
-"""
+one step in 740 takes longer, not one in a hundred.  A late step costs those decodes their SLO that
+can afford no late gap: about an eighth of 130 in cell 11.0 of docs/random_arena.md."""
 
 
 class Cautious(LatencyModel):
