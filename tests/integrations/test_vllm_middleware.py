@@ -358,6 +358,38 @@ def test_a_stream_that_ends_before_its_first_token_was_rejected() -> None:
     assert "before the first token" in json.loads(body["body"])["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", PATH])
+def test_a_beam_search_that_was_refused_is_a_429(path: str) -> None:
+    """vLLM 0.32 and 0.33 give one beam without text then, and no reason."""
+    start, body = ask(App(beam("", "abort", path)), {"use_beam_search": True, "n": 2}, path=path)
+    assert start["status"] == 429
+    assert json.loads(body["body"])["error"]["type"] == "slo_rejected"
+
+
+@pytest.mark.parametrize(("text", "reason"), [("Hi", "length"), ("Hi", "abort"), ("", "stop")])
+def test_any_other_beam_goes_through(text: str, reason: str) -> None:
+    for path in ("/v1/completions", PATH):
+        sent = ask(App(beam(text, reason, path)), {"use_beam_search": True, "n": 2}, path=path)
+        assert sent[0]["status"] == 200
+        assert sent[1]["body"] == beam(text, reason, path)
+
+
+def test_an_empty_answer_that_an_operator_ended_goes_through() -> None:
+    """A pause of vLLM ends requests as well, and the client goes on from what it has."""
+    for document in ({}, {"use_beam_search": False}, {"user": '"use_beam_search"'}):
+        start, *_ = ask(App(beam("", "abort", PATH)), document)
+        assert start["status"] == 200
+
+
+def beam(text: str, finish_reason: str, path: str) -> bytes:
+    """Return an answer of one choice that does not say why it ended."""
+    said: dict[str, Any] = {"text": text}
+    if path == PATH:
+        said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+    choice = {"index": 0, **said, "finish_reason": finish_reason, "stop_reason": None}
+    return json.dumps({"id": "x", "choices": [choice], "usage": {"prompt_tokens": 7}}).encode()
+
+
 def test_an_error_within_a_stream_goes_through() -> None:
     error = b'data: {"error":{"message":"Internal server error","code":500}}\n\n'
     sent = ask(App(ROLE, error, b"data: [DONE]\n\n"), {"stream": True})

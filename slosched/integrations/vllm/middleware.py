@@ -37,13 +37,12 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _REFUSED = re.compile(rf'"stop_reason": ?"({REJECTED}|{INVALID}):((?:[^"\\]|\\.)*)"'.encode())
-_BEGUN = re.compile(
-    rb'"finish_reason": ?"|"tool_calls": ?\[\{|'
-    rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]'
-)
+_TEXT = re.compile(rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]')
+_BEGUN = re.compile(rb'"finish_reason": ?"|"tool_calls": ?\[\{|' + _TEXT.pattern)
 _EVENT = re.compile(rb'data: \{(?!.*"role": ?").*"choices": ?\[\{')
 """An event of a token, whose text may be empty.  The first event of a chat has a role instead."""
 _DONE, _ERROR = b"data: [DONE]", b'data: {"error"'
+_ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _ITEM = re.compile(
     rb"event: (?:content_block|error|response\.(?!created|queued|in_progress|completed))"
 )
@@ -88,6 +87,8 @@ class SLOMiddleware:
         except BadPromiseError as error:
             await _send_error(send, 400, "invalid_request_error", str(error))
             return
+        if _asks_for_beams(body):
+            form = _BEAMS
         await self._app(scope, _once(body, receive), _Answer(send, form))
 
     async def _quote(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -169,6 +170,11 @@ def _is_done(text: bytes) -> bool:
     return _DONE in text and _ERROR not in text
 
 
+def _is_aborted(text: bytes) -> bool:
+    """Tell whether the choices of an answer ended before their time."""
+    return _ABORTED.search(text) is not None
+
+
 def _counts_none(text: bytes) -> bool:
     """Tell whether the last usage in an answer counts no output token."""
     counts = _OUTPUT_TOKENS.findall(text)
@@ -177,6 +183,9 @@ def _counts_none(text: bytes) -> bool:
 
 _CHOICES = _Form((_BEGUN, _EVENT), _is_done)
 _ITEMS = _Form((_ITEM,), _counts_none)
+_BEAMS = _Form((_TEXT,), _is_aborted)
+"""A beam search, which is never a stream.  vLLM asks its engine anew for every token of each beam,
+and of one that was refused it tells no reason."""
 _FORMS: Mapping[str, _Form] = {
     "/v1/completions": _CHOICES,
     "/v1/chat/completions": _CHOICES,
@@ -187,6 +196,16 @@ _FORMS: Mapping[str, _Form] = {
     "/invocations": _CHOICES,
 }
 """The paths whose requests have an SLO and whose refusals are made plain."""
+
+
+def _asks_for_beams(body: bytes) -> bool:
+    """Tell whether the request with this body is a beam search."""
+    if b'"use_beam_search"' not in body:  # nearly always, and a body may be long
+        return False
+    try:
+        return bool(json.loads(body).get("use_beam_search"))
+    except (ValueError, AttributeError, RecursionError):
+        return False  # vLLM reports what is wrong with the body
 
 
 async def _send_refusal(send: Send, word: str, why: str) -> None:
