@@ -27,6 +27,7 @@ def test_tokens_and_requests_of_a_step(name: str, monkeypatch: pytest.MonkeyPatc
     platform = SimpleNamespace(
         get_device_total_memory=lambda: memory_mib * MIB,
         get_device_name=lambda: gpu,
+        is_device_capability=lambda _: False,  # vLLM 0.33 asks whether it is a GB10
         is_tpu=lambda: False,
         is_cpu=lambda: False,
     )
