@@ -302,7 +302,9 @@ class Loop:
         runner_output = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=[[self._token(name)] if name in emitting else [] for name in names],
+            sampled_token_ids=[
+                self._tokens(name, output) if name in emitting else [] for name in names
+            ],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
@@ -318,10 +320,17 @@ class Loop:
             for each in client.outputs
         )
 
-    def _token(self, request_id: str) -> int:
-        """Return a token that depends only on the request and its position, not on the scheduling."""
+    def _tokens(self, request_id: str, output: Any) -> list[int]:  # for subclasses
+        """Return the tokens that a step samples for a request."""
+        return [self._token(request_id, self._place(request_id))]
+
+    def _place(self, request_id: str) -> int:
+        """Return the number of tokens that the request has answered."""
         request = self.scheduler.requests.get(request_id)
-        place = 0 if request is None else request.num_output_tokens
+        return 0 if request is None else int(request.num_output_tokens)
+
+    def _token(self, request_id: str, place: int) -> int:
+        """Return a token that depends only on the request and its position, not on the scheduling."""
         chance = random.Random(f"{self.workload.seed} {request_id} {place}")
         if chance.random() < self.workload.stop_chance:
             return STOP_TOKEN

@@ -177,6 +177,30 @@ def test_executed_steps_are_compared_with_their_plans(
     assert truth.num_steps == 1
 
 
+@pytest.mark.parametrize(
+    ("granted", "max_num_tokens", "found"),
+    [
+        ({"b": 4, "a": 6}, 10, []),  # three drafts of `b` took the room of three tokens of `a`
+        ({"b": 4, "a": 6}, 16, [Divergence.LESS]),  # there was room for all
+        ({"b": 4, "a": 5}, 9, [Divergence.LESS]),  # more is missing than there are drafts
+        ({"b": 4, "a": 6, "c": 1}, 11, [Divergence.UNPLANNED]),
+    ],
+)
+def test_what_drafts_take_from_a_full_step_is_no_divergence(
+    granted: dict[str, int], max_num_tokens: int, found: list[Divergence]
+) -> None:
+    truth = Truth(max_num_tokens=max_num_tokens)
+    output = SimpleNamespace(
+        num_scheduled_tokens=granted,
+        total_num_scheduled_tokens=sum(granted.values()),
+        scheduled_spec_decode_tokens={"b": [7, 7, 7]},
+        preempted_req_ids=set(),
+    )
+    assert not truth.compare({"b": 1, "a": 9}, output, lambda *_: False)
+    assert sorted(truth.divergences) == found
+    assert truth.num_cut_by_drafts == (Divergence.LESS not in found)
+
+
 def test_policies_and_emulated_devices_take_the_servers_time_for_each_step(tmp_path: Path) -> None:
     """vLLM plans ahead of the device, so the host's time is hidden."""
     model = LinearModel(

@@ -48,7 +48,9 @@ class Link(ABC):
         self._mirror = Mirror(host, self._kv, promises, self._limits, per_request_s)
         self._steps = StepTimes(self._model, record)
         self.caps = Caps()
-        self.truth = Truth(counter(parallel.data_parallel_index))
+        self.truth = Truth(
+            counter(parallel.data_parallel_index), self._limits.max_num_batched_tokens
+        )
         logger.info(
             "slosched: policy %s, latency model %s, %d tokens and %d requests a step, %d KV blocks",
             settings.policy,

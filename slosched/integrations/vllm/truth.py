@@ -16,7 +16,8 @@ class Divergence(StrEnum):
     """The ways in which an executed step differs from its plan."""
 
     LESS = "less"
-    """vLLM granted a request fewer tokens than planned, or none."""
+    """vLLM granted a request fewer tokens than planned, or none, and not because draft tokens
+    filled the step."""
     MORE = "more"
     """vLLM granted a request more tokens than planned."""
     UNPLANNED = "unplanned"
@@ -55,6 +56,8 @@ class Truth:
     """Counts since the start; `count` is called for each event."""
 
     count: Count = _nobody
+    max_num_tokens: int | None = None
+    """The tokens of a full step; None if no step is ever full."""
     num_steps: int = 0
     """Steps that were planned."""
     num_diverged_steps: int = 0
@@ -62,6 +65,8 @@ class Truth:
     """Steps in which each kind of divergence happened at least once."""
     num_deeper_matches: int = 0
     """Requests that had more cached than the plan saw, so that fewer tokens reached as far."""
+    num_cut_by_drafts: int = 0
+    """Steps whose last requests got fewer tokens, since draft tokens took their room."""
     fallbacks: Counter[Fallback] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
     """Rejected requests, by reason."""
@@ -86,6 +91,7 @@ class Truth:
         if executed == planned:
             return True
         found: set[Divergence] = set()
+        num_missing = 0
         drafts = output.scheduled_spec_decode_tokens
         for request_id, num_planned in planned.items():
             num_granted = executed.get(request_id, 0) - len(drafts.get(request_id, ()))
@@ -95,7 +101,11 @@ class Truth:
                 if num_granted > 0 and has_reached(request_id, num_planned):
                     self.num_deeper_matches += 1
                 else:
-                    found.add(Divergence.LESS)
+                    num_missing += num_planned - num_granted
+        if num_missing and self._are_drafts_instead(num_missing, output):
+            self.num_cut_by_drafts += 1
+        elif num_missing:
+            found.add(Divergence.LESS)
         if executed.keys() - planned.keys():
             found.add(Divergence.UNPLANNED)
         if planned.keys() & set(output.preempted_req_ids or ()):
@@ -103,6 +113,13 @@ class Truth:
         if found:
             self._note(found, planned, executed)
         return False
+
+    def _are_drafts_instead(self, num_missing: int, output: Any) -> bool:
+        """Tell whether a step is full only because it has draft tokens, of which no plan knows."""
+        num_drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        if self.max_num_tokens is None or num_missing > num_drafts:
+            return False
+        return bool(output.total_num_scheduled_tokens >= self.max_num_tokens)
 
     def note_fallback(self, why: Fallback, error: Exception | None = None) -> None:
         self.fallbacks[why] += 1
