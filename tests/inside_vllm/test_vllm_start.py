@@ -126,6 +126,15 @@ def test_options_that_decide_in_the_policys_place_are_refused(option: dict[str, 
         start({"policy": "fcfs"}, workload, **option)
 
 
+def test_a_diffusion_model_is_refused() -> None:
+    """vLLM would take a scheduler class for those, were it not given ours."""
+    config = make_config(random_workload(SEED), settings={"policy": "fcfs"})
+    config.model_config.hf_config.canvas_length = 32
+    vars(config.model_config).pop("is_diffusion", None)  # it was read before
+    with pytest.raises(UnsupportedVLLMError, match="diffusion models are not supported"):
+        make_scheduler(SLOScheduler, config)
+
+
 def test_this_vllm_is_among_those_that_are_called_tested() -> None:
     found = installed_version()
     assert found is not None

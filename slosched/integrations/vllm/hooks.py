@@ -133,6 +133,8 @@ def check_config(config: Any) -> None:
         ),
         "pooling models have no tokens to schedule": model.runner_type == "pooling",
         "encoder-decoder models are not supported": model.is_encoder_decoder,
+        # vLLM has a scheduler class of its own for these, which ours would replace.
+        "diffusion models are not supported": getattr(model, "is_diffusion", False),
         "the Mamba cache mode 'align' cuts chunks by itself": (
             config.cache_config.mamba_cache_mode == "align"
         ),
