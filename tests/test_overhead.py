@@ -7,7 +7,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -151,6 +151,8 @@ def test_drafts_are_planned_in_less_than_seven_tenths_of_a_millisecond(name: str
     scheduler, now_s = busy_scheduler(policy)
     view = scheduler.view(now_s)
     output = policy.schedule(view)
+    # A step full of prompts has room for drafts only where a slow one is forgiven.
+    view = replace(view, limits=replace(view.limits, deadline_rule=DeadlineRule.MEAN_TPOT))
     running = {request.request_id: request for request in view.running}
     speculation = SimulatedDrafts(num_tokens=4, acceptance=0.7).speculation()
     for i, request_id in enumerate(running):
