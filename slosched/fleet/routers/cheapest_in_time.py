@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from slosched.core import Request
-from slosched.fleet.prefixes import SentPrefixes
-from slosched.fleet.router import R, Router
+from slosched.fleet.prefix_router import PrefixRouter
+from slosched.fleet.router import Replica
 from slosched.policy.kit.checks import check_positive_share
 
 
 @dataclass
-class CheapestInTime(Router):
+class CheapestInTime(PrefixRouter):
     """Saves device time where the promise allows it, and keeps the promise where it does not.
 
     A replica is in time if it is expected to stay within the share `margin` of the promise.
@@ -28,28 +27,19 @@ class CheapestInTime(Router):
     """
 
     needs_forecasts: ClassVar[bool] = True
-    uses_prefixes: ClassVar[bool] = True
 
     margin: float = 0.5
 
     def __post_init__(self) -> None:
         check_positive_share(margin=self.margin)
-        self.reset()
+        super().__post_init__()
 
-    def reset(self) -> None:
-        self._prefixes = SentPrefixes()
-
-    def route(self, request: Request, replicas: Sequence[R]) -> R:
+    def cost(
+        self, request: Request, replica: Replica, num_cached_tokens: int
+    ) -> tuple[int, float, int]:
         slo, margin = request.slo, self.margin
-
-        def rank(replica: R) -> tuple[int, float, int]:
-            num_cached = self._prefixes.num_cached_tokens(request, replica)
-            if (ttft_s := replica.expected_ttft_s(request, num_cached)) > margin * slo.ttft_s:
-                return 2, ttft_s, 0
-            if (tpot_s := replica.expected_tpot_s()) > margin * slo.tpot_s:
-                return 1, tpot_s, 0
-            return 0, replica.prefill_s(request, num_cached), replica.num_requests
-
-        chosen = min(replicas, key=rank)
-        self._prefixes.note(request, chosen)
-        return chosen
+        if (ttft_s := replica.expected_ttft_s(request, num_cached_tokens)) > margin * slo.ttft_s:
+            return 2, ttft_s, 0
+        if (tpot_s := replica.expected_tpot_s()) > margin * slo.tpot_s:
+            return 1, tpot_s, 0
+        return 0, replica.prefill_s(request, num_cached_tokens), replica.num_requests

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from slosched.core import Request
-from slosched.fleet.prefixes import SentPrefixes
-from slosched.fleet.router import R, Router
+from slosched.fleet.prefix_router import PrefixRouter
+from slosched.fleet.router import Replica
 
 
 @dataclass
-class LMetric(Router):
+class LMetric(PrefixRouter):
     """Multiplies what a replica would have to prefill by the requests that it has.
 
     The score of a replica is (tokens that wait for their prefill there + those of this prompt that
@@ -25,21 +23,7 @@ class LMetric(Router):
     sent where (`SentPrefixes`).
     """
 
-    uses_prefixes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._prefixes = SentPrefixes()
-
-    def route(self, request: Request, replicas: Sequence[R]) -> R:
-        def score(replica: R) -> tuple[int, int]:
-            num_new = request.num_prompt_tokens
-            num_new -= self._prefixes.num_cached_tokens(request, replica)
-            to_prefill = replica.num_waiting_tokens + num_new
-            return to_prefill * replica.num_requests, to_prefill
-
-        chosen = min(replicas, key=score)
-        self._prefixes.note(request, chosen)
-        return chosen
+    def cost(self, request: Request, replica: Replica, num_cached_tokens: int) -> tuple[int, int]:
+        num_new = request.num_prompt_tokens - num_cached_tokens
+        to_prefill = replica.num_waiting_tokens + num_new
+        return to_prefill * replica.num_requests, to_prefill
