@@ -52,12 +52,12 @@ def stall(text: str) -> Stall:
 
 def schedule_time(text: str) -> ScheduleTime:
     """Return seconds or MEASURED for "5ms" or "measured"; raise BadParameter for other texts."""
-    return MEASURED if text == MEASURED else options.duration(text)
+    return MEASURED if text == MEASURED else options.duration(text, may_be_zero=True)
 
 
 def server_time(text: str) -> ServerTime:
     """Return the times of "9ms", "9ms,0.3ms" or "9ms,0.3ms,1ms"; raise BadParameter for others."""
-    times_s = [0.0 if part.strip() == "0" else options.duration(part) for part in text.split(",")]
+    times_s = [options.duration(part, may_be_zero=True) for part in text.split(",")]
     if len(times_s) > len(fields(ServerTime)):
         raise typer.BadParameter(f"{text!r} is not REQUEST[,DEVICE[,HOST]], as in 9ms,0.3ms,1ms")
     return ServerTime(*times_s)

@@ -26,10 +26,11 @@ _LONGEST_S = 1e9
 policies stumbled."""
 
 
-def parse_duration(text: str | float) -> float:
+def parse_duration(text: str | float, *, may_be_zero: bool = False) -> float:
     """Return the seconds of "500ms", "1.5 s", "2m" or "1h"; a bare number is in seconds.
 
-    Raises ValueError for anything else, and for durations that are not positive and finite.
+    Raises ValueError for anything else, and for durations that are not finite, or not positive
+    unless they `may_be_zero`.
     """
     match = _DURATION.fullmatch(str(text).strip().lower())
     unit = match[2] or "s" if match else ""
@@ -39,7 +40,7 @@ def parse_duration(text: str | float) -> float:
             f"{', '.join(_SECONDS_PER_UNIT)}, for example 500ms or 1.5s (no unit means seconds)"
         )
     seconds = float(match[1]) * _SECONDS_PER_UNIT[unit]
-    if not 0 < seconds < math.inf:
+    if not 0 <= seconds < math.inf or (seconds == 0 and not may_be_zero):
         raise ValueError(f"a duration must be positive and finite, not {text!r}")
     return seconds
 

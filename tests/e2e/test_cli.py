@@ -733,6 +733,8 @@ def test_a_servers_times_are_the_models_unless_they_are_typed(cli: Cli) -> None:
     typed = ("--server-time", "5ms,1ms", "--schedule-time", "2ms")
     assert used(*typed) == [0.005, 0.001, 0.002, 0.0, 0.05]
     assert used("--schedule-time", "measured")[2:4] == [0.0, "measured"]
+    typed = ("--server-time", "0ms,1ms,0s", "--schedule-time", "0")
+    assert used(*typed) == [0.0, 0.001, 0.0, 0.0, 0.05]
 
 
 def test_late_turns_of_programs_are_served_unless_they_are_to_be_rejected(cli: Cli) -> None:

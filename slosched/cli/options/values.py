@@ -24,10 +24,10 @@ _HTTP = ("http", "https")
 _FIGURES = (".png", ".svg", ".pdf", ".jpg")
 
 
-def duration(text: str) -> float:
+def duration(text: str, *, may_be_zero: bool = False) -> float:
     """Return seconds; raise BadParameter, which typer shows with the option's name."""
     try:
-        return parse_duration(text)
+        return parse_duration(text, may_be_zero=may_be_zero)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
