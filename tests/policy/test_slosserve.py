@@ -11,7 +11,8 @@ import math
 import pytest
 from views import R, flat_model, view_of
 
-from slosched.core import SLO, EndReason, Limits, SchedulerOutput
+from slosched.core import SLO, BatchShape, EndReason, Limits, SchedulerOutput
+from slosched.perfmodel.model import FittedModel
 from slosched.policy.published.slosserve.policy import SLOsServe
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
@@ -28,6 +29,44 @@ def test_a_prompt_must_fit_into_the_bank_until_it_is_due(tokens: int, is_admitte
     output = decide([*DECODES, R("p", tokens, due_s=0.5)])
     assert ("p" in output.num_scheduled_tokens) == is_admitted
     assert output.rejected == ({} if is_admitted else {"p": EndReason.INFEASIBLE})
+
+
+class Bent(FittedModel):
+    """A step of one token takes 10 ms, and n tokens `begin_s` + 50 µs · n, if that is longer."""
+
+    form = "bent"
+
+    def __init__(self, begin_s: float) -> None:
+        super().__init__()
+        self.begin_s = begin_s
+
+    def parameters(self) -> dict[str, object]:
+        return {"begin_s": self.begin_s}
+
+    def predict(self, shape: BatchShape) -> float:
+        tokens = shape.num_tokens
+        return max(0.01, self.begin_s + 50e-6 * tokens) if shape.num_prefill_tokens > 1 else 0.01
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "tokens", "is_admitted"),
+    [(0.0, 190, True), (0.0, 210, False), (0.02, 3500, True), (0.02, 3570, False)],
+)
+def test_short_prompts_cost_what_their_tokens_cost_in_full_steps(
+    begin_s: float, tokens: int, is_admitted: bool
+) -> None:
+    """Until 0.5 s steps of 50 ms bank 0.4 s, in 40 ms each for the tokens of a full step.
+
+    Those are 1,000, so that 10,000 fit, of which 9,800 are promised.  Alone, 200 tokens take no
+    longer than a step without any.  If n tokens take 20 ms + 50 µs · n, a full step has 600, and
+    32 prompts of 100 take 213 ms of the bank.  Alone, each would take 25 - 10 ms: 480 ms in all.
+    """
+    old = [R(f"o{i}", 201, 0.5, done=1) for i in range(49)]
+    if begin_s:
+        old = [R(f"o{i}", 101, 0.5, done=1) for i in range(32)]
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=1000)
+    view = view_of([*old, R("p", tokens, 0.5)], Bent(begin_s), limits=limits)
+    assert ("p" not in SLOsServe(margin=0).schedule(view).rejected) == is_admitted
 
 
 @pytest.mark.parametrize(("tokens", "is_admitted"), [(2990, True), (3000, False)])

@@ -60,10 +60,10 @@ def _passed(room: Room, states: Floats, from_s: float, to_s: float) -> Floats:
 
 def _taking(room: Room, states: Floats, request: Floats, i: int) -> Floats:
     """Return the states that take request `i` as well, where that is possible."""
-    _, work_s, begin_s, end_s, tokens_per_s, context, tpot_s, num = request
+    _, _, begin_s, end_s, tokens_per_s, context, tpot_s, num, in_full_steps_s = request
     states = states.copy()
     states[_NUM] += num
-    states[_USED_S] += max(work_s - room.step_s, 0.0)
+    states[_USED_S] += in_full_steps_s
     states[_KV_TOKENS] += context + tokens_per_s * (end_s - begin_s)
     states[_TOKENS_PER_S] += tokens_per_s
     states[_STEPS_PER_S] = np.maximum(states[_STEPS_PER_S], 1 / tpot_s)

@@ -61,13 +61,13 @@ class SLOsServe(PlansBesideDecodes):
        the decodes that are ahead of their pace.
 
     Source: SLOs-Serve (arXiv 2504.08784), in the form of its later code (`gulang2019/SLOServe`,
-    `csrc/adm_ctrl_scheduler.cc` at 377ad25): budget line → `PromisedLoad`, `batch_to_time` →
-    the run's latency model, `online_slack` and the upper-percentile fit → `margin`.  The bank of
-    prefill tokens is kept in seconds, which is the same where a token costs the same anywhere and
-    right where it does not.  The dynamic program is in `best_subset.py`.  Left out: profits (all
-    requests are worth the same here), speculative decoding, routing to the next replica, and the
-    best-effort tier (infeasible requests are rejected).  Requests without an SLO are always
-    admitted.
+    `csrc/adm_ctrl_scheduler.cc` at 377ad25): budget line → `PromisedLoad`, `batch_to_time` → the
+    run's latency model, `online_slack` and the upper-percentile fit → `margin`. The bank of prefill
+    tokens is kept in seconds: a prompt shorter than a step of one TPOT takes of it what its tokens
+    cost in such a step, as in the authors' code, and a longer one its own time. The dynamic program
+    is in `best_subset.py`.  Left out: profits (all requests are worth the same here), speculative
+    decoding, routing to the next replica, and the best-effort tier (infeasible requests are
+    rejected). Requests without an SLO are always admitted.
 
     The paper gives every system the true output lengths.  Here a request is expected to last as
     long as the finished requests that were longer than it is already.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slosched.batch import largest_that_fits
 from slosched.core import BatchShape, LatencyModel, Request, SchedulerView
 from slosched.policy.kit.lengths import Floats, OutputLengths
 
@@ -39,24 +40,29 @@ class PromisedLoad:
         margin: float,
     ) -> None:
         self._view = view
-        self._predict_prefill = model.predict_prefill
+        self._model = model
         self._lengths = lengths
         self._margin = margin
         promised = [r for r in prompts if r.deadline_s < math.inf]
         self._columns = self._decode_columns(decodes)
+        self._decode_cost_s = _decode_cost_s(
+            model,
+            self._columns[7].sum() + len(promised),
+            self._columns[5].sum() + sum([r.num_tokens for r in promised]),
+        )
         if promised:
             columns = (self._columns, self.columns_of(promised))
             self._columns = np.concatenate(columns, axis=1)
-        self._decode_cost_s = _decode_cost_s(model, self._columns)
         self._sweep = _Sweep(self._columns, *self._decode_cost_s, margin)
 
     def columns_of(self, prompts: Sequence[Request]) -> Floats:
-        """Return the figures of prompts that a load works with, shape (8, prompts).
+        """Return the figures of prompts that a load works with, shape (9, prompts).
 
-        The rows are due time, prefill time, start and end of the decode (s), tokens per second,
-        context (tokens), TPOT (s), and the number of requests.
+        The rows are due time, prefill time alone, start and end of the decode (s), tokens per
+        second, context (tokens), TPOT (s), the number of requests, and the time that the prefill
+        takes of full steps (s).
         """
-        predict = self._predict_prefill
+        predict = self._model.predict_prefill
         due_s = np.array([r.deadline_s for r in prompts], dtype=np.float64) - self._view.now_s
         work_s = np.array(
             [predict(r.num_uncomputed_tokens, r.num_computed_tokens) for r in prompts],
@@ -66,8 +72,40 @@ class PromisedLoad:
         tpot_s, lasts_s = self._pace(prompts)
         begin_s = np.maximum(due_s, 0.0)
         one = np.ones(len(prompts))
-        rows = (due_s, work_s, begin_s, begin_s + lasts_s, 1 / tpot_s, context, tpot_s, one)
+        net_s = self._in_full_steps_s(prompts, work_s, self._full_step_tokens(tpot_s))
+        rows = (due_s, work_s, begin_s, begin_s + lasts_s, 1 / tpot_s, context, tpot_s, one, net_s)
         return np.concatenate(rows).reshape(len(rows), -1)
+
+    def _full_step_tokens(self, tpot_s: Floats) -> int:
+        """Return the tokens of a step as long as the smallest TPOT, also of `tpot_s`."""
+        least_s = float(tpot_s.min(initial=self._columns[6].min(initial=math.inf)))
+        most = self._view.limits.max_num_batched_tokens
+        predict = self._model.predict_prefill
+        if predict(most) <= least_s:
+            return most
+        return largest_that_fits(lambda num: predict(num) <= least_s, 1, most)
+
+    def _in_full_steps_s(
+        self, prompts: Sequence[Request], alone_s: Floats, full_tokens: int
+    ) -> Floats:
+        """Return what each prompt adds to steps of `full_tokens`, whose constant is paid already.
+
+        Alone, a short prompt takes the time in which the weights are read, and its tokens may cost
+        nothing, or as much as all prompts of a step together.  So tokens that do not fill a step
+        cost what they cost in a full one.  Attention to a part that is computed already comes on
+        top.
+        """
+        predict, (step_s, _) = self._model.predict_prefill, self._decode_cost_s
+        token_s = max(0.0, predict(full_tokens) - step_s) / full_tokens
+        added_s = []
+        for request, each_s in zip(prompts, alone_s.tolist(), strict=True):
+            tokens = request.num_uncomputed_tokens
+            if tokens >= full_tokens:
+                added_s.append(max(0.0, each_s - step_s))
+                continue
+            attention_s = each_s - predict(tokens) if request.num_computed_tokens else 0.0
+            added_s.append(tokens * token_s + attention_s)
+        return np.array(added_s, dtype=np.float64)
 
     def _decode_columns(self, decodes: Sequence[Request]) -> Floats:
         """Return the same for decodes; if there are many, each of a sample stands for several."""
@@ -77,7 +115,7 @@ class PromisedLoad:
         tpot_s, lasts_s = self._pace(sample)
         now_s = np.zeros(len(sample))
         rate = weight / tpot_s
-        rows = (now_s, now_s, now_s, lasts_s, rate, context * weight, tpot_s, weight)
+        rows = (now_s, now_s, now_s, lasts_s, rate, context * weight, tpot_s, weight, now_s)
         return np.concatenate(rows).reshape(len(rows), -1)
 
     def _pace(self, requests: Sequence[Request]) -> tuple[Floats, Floats]:
@@ -109,7 +147,7 @@ class PromisedLoad:
         The others have to be refused whatever else is added.  This costs a fraction of `add`.
         """
         due_s, work_s = columns[:2]
-        fits = self._sweep.room_s(due_s) >= self._sweep.net_s(work_s)
+        fits = self._sweep.room_s(due_s) >= columns[8]
         has_room: list[bool] = (fits & (due_s >= work_s)).tolist()
         return has_room
 
@@ -155,11 +193,12 @@ class Room(NamedTuple):
     """Time that each decode adds to a step."""
 
 
-def _decode_cost_s(model: LatencyModel, columns: Floats) -> tuple[float, float]:
+def _decode_cost_s(
+    model: LatencyModel, num_requests: float, context_tokens: float
+) -> tuple[float, float]:
     """Return the seconds of a step without its decodes, and of each decode in it."""
-    num_requests = columns[7].sum()
     num = max(2, round(num_requests))
-    mean_context = round(columns[5].sum() / num_requests) if num_requests else 1
+    mean_context = round(context_tokens / num_requests) if num_requests else 1
     one_s, all_s = (model.predict(_decodes(n, mean_context)) for n in (1, num))
     each_s = max(0.0, (all_s - one_s) / (num - 1))
     return max(0.0, one_s - each_s), each_s
@@ -178,9 +217,8 @@ class _Sweep:
     """The events of a load in order of time, and the decodes that are active between them."""
 
     def __init__(self, columns: Floats, step_s: float, decode_s: float, margin: float) -> None:
-        self._due_s, self._work_s, self._begin_s, self._end_s = columns[:4]
-        self._rate, self._context, tpot_s, self._num = columns[4:]
-        self._step_s = step_s
+        self._due_s, work_s, self._begin_s, self._end_s = columns[:4]
+        self._rate, self._context, tpot_s, self._num, net_s = columns[4:]
         times_s = np.concatenate(([0.0], self._begin_s, self._end_s))
         self._order = np.argsort(times_s)
         self._times_s = times_s[self._order]
@@ -193,18 +231,14 @@ class _Sweep:
         self._bank_share = np.maximum(self._free_share, 0.0)
         banked_s = np.cumsum(self._bank_share[:-1] * self._gaps_s)
         self._banked_s = np.concatenate(([0.0], banked_s))
-        prompts = np.flatnonzero(self._work_s > 0)
+        prompts = np.flatnonzero(work_s > 0)
         prompts = prompts[np.argsort(self._due_s[prompts], kind="stable")]
         self._prompts_due_s = self._due_s[prompts]
-        self._owed_s = np.concatenate(([0.0], np.cumsum(self.net_s(self._work_s[prompts]))))
+        self._owed_s = np.concatenate(([0.0], np.cumsum(net_s[prompts])))
         self.surplus_s = np.full(len(self._due_s), math.inf)
         """Time left in the bank when each prompt is due; infinite for a decode."""
         self._prompts_surplus_s = self._bank_at(self._prompts_due_s) - self._owed_s[1:]
         self.surplus_s[prompts] = self._prompts_surplus_s
-
-    def net_s(self, work_s: Floats) -> Floats:
-        """Return the prefill time minus the constant time of a step, which is paid already."""
-        return np.maximum(work_s - self._step_s, 0.0)
 
     def room_s(self, due_s: Floats) -> Floats:
         """Return the time in the bank at `due_s` that prompts due by then do not need."""
