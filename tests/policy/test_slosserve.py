@@ -69,6 +69,26 @@ def test_short_prompts_cost_what_their_tokens_cost_in_full_steps(
     assert ("p" not in SLOsServe(margin=0).schedule(view).rejected) == is_admitted
 
 
+def test_the_prompts_of_a_burst_start_in_one_step() -> None:
+    """Until 0.05 s a step has 800 tokens for prompts: 30 of 26 tokens, but not another."""
+    burst = [R(f"p{i}", 26, 0.05 + 1e-6 * i) for i in range(32)]
+    output = decide([*DECODES, *burst])
+    assert {name for name in output.num_scheduled_tokens if name[0] == "p"} == {
+        f"p{i}" for i in range(30)
+    }
+    assert output.rejected == dict.fromkeys(("p30", "p31"), EndReason.INFEASIBLE)
+
+
+def test_a_burst_of_short_prompts_is_served_as_soon_as_the_device_can() -> None:
+    """100 prompts of 100 tokens take 10,000 · 20 µs and a few constants of 5 ms."""
+    slo = SLO(ttft_s=0.3, tpot_s=0.05)
+    lines = [TraceRequest(f"r{i}", 0.0, 100, 2, slo) for i in range(100)]
+    model = flat_model(per_token_s=20e-6)
+    requests = simulate(Trace.of(lines, "burst"), SLOsServe(prior_output_tokens=2), model)
+    in_time = [r for r in requests if r.token_times_s and r.token_times_s[0] <= slo.ttft_s]
+    assert len(in_time) == 100
+
+
 @pytest.mark.parametrize(("tokens", "is_admitted"), [(2990, True), (3000, False)])
 def test_a_prompt_must_not_break_the_promise_to_another(tokens: int, is_admitted: bool) -> None:
     """Both would fit alone, but the first was admitted with its tokens first.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
-from itertools import filterfalse, islice
+from itertools import filterfalse
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -30,11 +30,11 @@ from slosched.policy.kit.lengths import Floats, OutputLengths
 from slosched.policy.published.slosserve.best_subset import best_subset
 from slosched.policy.published.slosserve.promised_load import PromisedLoad
 
-_MAX_JUDGED = 6
-_MAX_TOGETHER = 3
-"""Arrivals that are judged in one step, and how many of those with room are judged at once.
+_MAX_JUDGED = 32
+_MAX_SWEEPS = 8
+"""Arrivals, the most urgent, that are judged in one step, and how often the load is swept for them.
 
-The others wait for the next step.  This bounds the cost of a step in a burst.
+Those who are not judged wait for the next step.  This bounds the cost of a step in a burst.
 """
 _MAX_CANDIDATES = 12
 """Arrivals, the most urgent, that the dynamic program judges in one step; it bounds the cost."""
@@ -62,12 +62,12 @@ class SLOsServe(PlansBesideDecodes):
 
     Source: SLOs-Serve (arXiv 2504.08784), in the form of its later code (`gulang2019/SLOServe`,
     `csrc/adm_ctrl_scheduler.cc` at 377ad25): budget line → `PromisedLoad`, `batch_to_time` → the
-    run's latency model, `online_slack` and the upper-percentile fit → `margin`. The bank of prefill
+    run's latency model, `online_slack` and the upper-percentile fit → `margin`.  The bank of prefill
     tokens is kept in seconds: a prompt shorter than a step of one TPOT takes of it what its tokens
-    cost in such a step, as in the authors' code, and a longer one its own time. The dynamic program
+    cost in such a step, as in the authors' code, and a longer one its own time.  The dynamic program
     is in `best_subset.py`.  Left out: profits (all requests are worth the same here), speculative
     decoding, routing to the next replica, and the best-effort tier (infeasible requests are
-    rejected). Requests without an SLO are always admitted.
+    rejected).  Requests without an SLO are always admitted.
 
     The paper gives every system the true output lengths.  Here a request is expected to last as
     long as the finished requests that were longer than it is already.
@@ -132,10 +132,8 @@ class SLOsServe(PlansBesideDecodes):
         admitted = list(filter(is_admitted, view.waiting))
         if len(admitted) < len(view.waiting):
             unknown = filterfalse(is_admitted, view.waiting)
-            if self.admission is Admission.DP:
-                new = nsmallest(_MAX_CANDIDATES, unknown, key=attrgetter("deadline_s"))
-            else:
-                new = list(islice(unknown, _MAX_JUDGED))
+            most = _MAX_CANDIDATES if self.admission is Admission.DP else _MAX_JUDGED
+            new = nsmallest(most, unknown, key=attrgetter("deadline_s"))
             decodes = [*decodes, *(r for r in view.swapped if r.is_decode)]
             prompts = [*begun, *(r for r in view.swapped if not r.is_decode), *admitted]
             load = PromisedLoad(view, model, self._lengths, decodes, prompts, margin=self.margin)
@@ -146,7 +144,6 @@ class SLOsServe(PlansBesideDecodes):
     def _judge(
         self, batch: BatchBuilder, view: SchedulerView, load: PromisedLoad, new: list[Request]
     ) -> list[Request]:
-        new.sort(key=attrgetter("deadline_s"))
         columns = load.columns_of(new)
         candidates = []
         for i, (request, has_room) in enumerate(zip(new, load.has_room(columns), strict=True)):
@@ -193,13 +190,30 @@ class SLOsServe(PlansBesideDecodes):
 
 
 def _by_simulation(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the places of requests to admit and of those to reject; the others have to wait."""
-    # What is feasible together is so one by one; else the first is judged alone.
-    together = new.shape[1] if new.shape[1] <= _MAX_TOGETHER else 1
-    for num in dict.fromkeys((together, 1)):
-        if load.add(new[:, :num]):
-            return range(num), ()
-    return (), (0,)
+    """Return the places of requests to admit and of those to reject; the others have to wait.
+
+    They are judged one by one in order of their deadlines.  But what is feasible together is so
+    one by one, so that all are tried at once, and the first that is infeasible is found by halves.
+    """
+    taken: list[int] = []
+    refused: list[int] = []
+    first, end = 0, new.shape[1]
+    too_many = end + 1
+    """Up to this place they are infeasible together; beyond the end, nothing is known of it."""
+    num_sweeps = 0
+    while first < end and num_sweeps < _MAX_SWEEPS:
+        if too_many == first + 1:
+            refused.append(first)
+            first, too_many = first + 1, end + 1
+            continue
+        num = end - first if too_many > end else (too_many - first) // 2
+        if load.add(new[:, first : first + num]):
+            taken += range(first, first + num)
+            first += num
+        else:
+            too_many = first + num
+        num_sweeps += 1
+    return taken, refused
 
 
 def _by_program(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequence[int]]:
