@@ -151,6 +151,17 @@ def test_a_decode_ahead_of_its_pace_gives_way_to_a_prompt_that_is_due() -> None:
     assert tokens["p"] < 1000
 
 
+@pytest.mark.parametrize(("chunk", "num_served"), [(1000, 99), (700, 200)])
+def test_decodes_without_a_promise_come_after_prompts_that_have_one(
+    chunk: int, num_served: int
+) -> None:
+    """Until 0.06 s there is time for fewer than 1,100 tokens."""
+    free = [R(f"f{i}", 100, math.inf, math.inf, out=1) for i in range(200)]
+    output = decide([*free, R("p", chunk, 0.06)])
+    assert output.num_scheduled_tokens["p"] == chunk
+    assert len(output.num_scheduled_tokens) == 1 + num_served
+
+
 def test_what_was_admitted_is_never_dropped() -> None:
     policy = SLOsServe(margin=0)
     prompts = [R("a", 100, due_s=0.5), R("b", 100, due_s=0.6)]

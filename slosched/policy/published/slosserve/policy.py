@@ -62,12 +62,12 @@ class SLOsServe(PlansBesideDecodes):
 
     Source: SLOs-Serve (arXiv 2504.08784), in the form of its later code (`gulang2019/SLOServe`,
     `csrc/adm_ctrl_scheduler.cc` at 377ad25): budget line → `PromisedLoad`, `batch_to_time` → the
-    run's latency model, `online_slack` and the upper-percentile fit → `margin`.  The bank of prefill
-    tokens is kept in seconds: a prompt shorter than a step of one TPOT takes of it what its tokens
-    cost in such a step, as in the authors' code, and a longer one its own time.  The dynamic program
-    is in `best_subset.py`.  Left out: profits (all requests are worth the same here), speculative
-    decoding, routing to the next replica, and the best-effort tier (infeasible requests are
-    rejected).  Requests without an SLO are always admitted.
+    run's latency model, `online_slack` and the upper-percentile fit → `margin`.  The bank of
+    prefill tokens is kept in seconds: a prompt shorter than a step of one TPOT takes of it what its
+    tokens cost in such a step, as in the authors' code, and a longer one its own time.  The dynamic
+    program is in `best_subset.py`.  Left out: profits (all requests are worth the same here),
+    speculative decoding, routing to the next replica, and the best-effort tier (infeasible requests
+    are rejected).  Requests without an SLO are always admitted; their decodes are always ahead.
 
     The paper gives every system the true output lengths.  Here a request is expected to last as
     long as the finished requests that were longer than it is already.
@@ -170,7 +170,9 @@ class SLOsServe(PlansBesideDecodes):
         limit_s = (1 - self.margin) * _earliest_s(view, model, decodes, (*begun, *waiting))
         victims = list(view.running)
         now_s = view.now_s
-        ahead = [r for r in decodes if r.deadline_s - now_s - r.slo.tpot_s >= limit_s]
+        ahead = []
+        if limit_s < math.inf:
+            ahead = [r for r in decodes if _can_wait_s(r, now_s) >= limit_s]
         are_ahead = {r.request_id for r in ahead}
         due = [r for r in decodes if r.request_id not in are_ahead] if ahead else decodes
         batch.add_preempting(due, victims)
@@ -187,6 +189,13 @@ class SLOsServe(PlansBesideDecodes):
         add_without_preempting(batch, fitting)
         if not batch.num_scheduled_tokens:
             _serve_any(batch, victims, decodes, prefills)
+
+
+def _can_wait_s(decode: Request, now_s: float) -> float:
+    """Return how long a decode can be left out of steps; for ever if no token of it is due."""
+    if decode.deadline_s == math.inf:
+        return math.inf
+    return decode.deadline_s - now_s - decode.slo.tpot_s
 
 
 def _by_simulation(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequence[int]]:
