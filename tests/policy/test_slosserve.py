@@ -12,8 +12,9 @@ import pytest
 from views import R, flat_model, view_of
 
 from slosched.core import SLO, BatchShape, EndReason, Limits, SchedulerOutput
+from slosched.kv import PrefixCaching
 from slosched.perfmodel.model import FittedModel
-from slosched.policy.published.slosserve.policy import SLOsServe
+from slosched.policy.published.slosserve.policy import Admission, SLOsServe
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
@@ -109,6 +110,22 @@ def test_no_more_decodes_than_a_step_of_one_tpot_holds(num_decodes: int, is_admi
     policy = SLOsServe(margin=0, prior_output_tokens=5000)
     output = policy.schedule(view_of([*decodes, R("p", 10, 10.0, 0.01002)]))
     assert ("p" not in output.rejected) == is_admitted
+
+
+@pytest.mark.parametrize("admission", Admission)
+def test_a_prefix_that_prompts_share_is_in_the_kv_cache_once(admission: Admission) -> None:
+    """30 prompts of 1,000 tokens, 960 of which are the same, are 2,160 tokens, and 50 to emit."""
+    slo = SLO(ttft_s=0.5, tpot_s=0.05)
+    lines = [
+        TraceRequest(f"r{i}", 0.02 * i, 1000, 50, slo, (*range(60), 1000 + i, 2000 + i, 3000 + i))
+        for i in range(30)
+    ]
+    config = SimulationConfig(num_blocks=5000 // 16, prefix_cache=PrefixCaching.HASH)
+    policy = SLOsServe(admission, prior_output_tokens=50)
+    trace = Trace.of(lines, "shared", prefix_block_tokens=16)
+    requests = simulate(trace, policy, flat_model(per_token_s=10e-6), config)
+    assert not [r.request_id for r in requests if r.end_reason is EndReason.INFEASIBLE]
+    assert not any(r.num_preemptions for r in requests)
 
 
 @pytest.mark.parametrize(("num_blocks", "is_admitted"), [(288, True), (287, False)])

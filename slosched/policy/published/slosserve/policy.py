@@ -55,7 +55,8 @@ class SLOsServe(PlansBesideDecodes):
 
     1. New requests, the most urgent first, are admitted if the load that is admitted already stays
        feasible with them (`PromisedLoad`: first-token deadlines, token rate, KV cache, seats), else
-       rejected.  With `admission=dp` the dynamic program admits as many of them as possible.
+       rejected.  KV cache that requests share counts once.  With `admission=dp` the dynamic
+       program admits as many of them as possible.
     2. The step lasts until the earliest deadline that can still be met.  Decodes whose token falls
        due within a TPOT after it are served first, then prompts by deadline, cut to the time, then
        the decodes that are ahead of their pace.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slosched.batch import largest_that_fits
-from slosched.core import BatchShape, LatencyModel, Request, SchedulerView
+from slosched.core import BatchShape, LatencyModel, Request, RequestStatus, SchedulerView
 from slosched.policy.kit.lengths import Floats, OutputLengths
 
 _MAX_DECODES = 64
@@ -43,13 +43,12 @@ class PromisedLoad:
         self._model = model
         self._lengths = lengths
         self._margin = margin
+        self._ledger = view.kv.ledger()
+        self._own_share = _own_share(view)
         promised = [r for r in prompts if r.deadline_s < math.inf]
         self._columns = self._decode_columns(decodes)
-        self._decode_cost_s = _decode_cost_s(
-            model,
-            self._columns[7].sum() + len(promised),
-            self._columns[5].sum() + sum([r.num_tokens for r in promised]),
-        )
+        load = (*decodes, *promised)
+        self._decode_cost_s = _decode_cost_s(model, len(load), sum([r.num_tokens for r in load]))
         if promised:
             columns = (self._columns, self.columns_of(promised))
             self._columns = np.concatenate(columns, axis=1)
@@ -59,8 +58,8 @@ class PromisedLoad:
         """Return the figures of prompts that a load works with, shape (9, prompts).
 
         The rows are due time, prefill time alone, start and end of the decode (s), tokens per
-        second, context (tokens), TPOT (s), the number of requests, and the time that the prefill
-        takes of full steps (s).
+        second, context (tokens) that it shares with no other, TPOT (s), the number of requests, and
+        the time that the prefill takes of full steps (s).
         """
         predict = self._model.predict_prefill
         due_s = np.array([r.deadline_s for r in prompts], dtype=np.float64) - self._view.now_s
@@ -68,13 +67,23 @@ class PromisedLoad:
             [predict(r.num_uncomputed_tokens, r.num_computed_tokens) for r in prompts],
             dtype=np.float64,
         )
-        context = np.array([r.num_tokens for r in prompts], dtype=np.float64)
+        context = np.array([self._own_tokens(r) for r in prompts], dtype=np.float64)
         tpot_s, lasts_s = self._pace(prompts)
         begin_s = np.maximum(due_s, 0.0)
         one = np.ones(len(prompts))
         net_s = self._in_full_steps_s(prompts, work_s, self._full_step_tokens(tpot_s))
         rows = (due_s, work_s, begin_s, begin_s + lasts_s, 1 / tpot_s, context, tpot_s, one, net_s)
         return np.concatenate(rows).reshape(len(rows), -1)
+
+    def _own_tokens(self, request: Request) -> float:
+        """Return the tokens of a request that take KV cache which no other request takes anyway."""
+        num_tokens, num_computed = request.num_tokens, request.num_computed_tokens
+        if request.status is RequestStatus.WAITING:
+            ready = self._ledger.num_ready_blocks(request.request_id) * self._view.kv.block_size
+            return num_tokens - min(ready, num_computed)
+        if request.status is RequestStatus.RUNNING:
+            return num_tokens - (1 - self._own_share) * num_computed
+        return num_tokens
 
     def _full_step_tokens(self, tpot_s: Floats) -> int:
         """Return the tokens of a step as long as the smallest TPOT, also of `tpot_s`."""
@@ -111,7 +120,7 @@ class PromisedLoad:
         """Return the same for decodes; if there are many, each of a sample stands for several."""
         sample = decodes[:: max(1, -(-len(decodes) // _MAX_DECODES))]
         weight = np.full(len(sample), len(decodes) / max(1, len(sample)))
-        context = np.array([r.num_computed_tokens for r in sample], dtype=np.float64) + 1
+        context = np.array([self._own_tokens(r) for r in sample], dtype=np.float64)
         tpot_s, lasts_s = self._pace(sample)
         now_s = np.zeros(len(sample))
         rate = weight / tpot_s
@@ -193,11 +202,23 @@ class Room(NamedTuple):
     """Time that each decode adds to a step."""
 
 
+def _own_share(view: SchedulerView) -> float:
+    """Return the blocks that running requests hold, divided by their sum over the requests.
+
+    It is below 1 if they share blocks: those of a cached prefix, or of a prompt with several
+    answers.
+    """
+    kv = view.kv
+    num_held = sum([kv.num_held_blocks(r.request_id) for r in view.running])
+    num_taken = kv.num_blocks - kv.num_free_blocks
+    return num_taken / num_held if num_taken < num_held else 1.0
+
+
 def _decode_cost_s(
-    model: LatencyModel, num_requests: float, context_tokens: float
+    model: LatencyModel, num_requests: int, context_tokens: int
 ) -> tuple[float, float]:
     """Return the seconds of a step without its decodes, and of each decode in it."""
-    num = max(2, round(num_requests))
+    num = max(2, num_requests)
     mean_context = round(context_tokens / num_requests) if num_requests else 1
     one_s, all_s = (model.predict(_decodes(n, mean_context)) for n in (1, num))
     each_s = max(0.0, (all_s - one_s) / (num - 1))
