@@ -8,7 +8,7 @@ import pytest
 from factories import make_model
 from views import R, begun, decode, prompt, view_of
 
-from slosched.core import SLO, BatchShape, Limits, Request
+from slosched.core import SLO, BatchShape, DeadlineRule, Limits, Request
 from slosched.perfmodel.model import FittedModel
 from slosched.policy import QoServe
 from slosched.policy.spec import make_policy
@@ -61,6 +61,20 @@ def test_the_chunk_is_the_largest_that_the_slack_has_time_for(slack_ms: float, c
     planned = QoServe().schedule(view).num_scheduled_tokens
     assert len(planned) == 33
     assert planned["p"] == chunk
+
+
+@pytest.mark.parametrize(("rule", "chunk"), [("envelope", 736), ("mean_tpot", 96)])
+def test_tokens_after_a_late_first_one_are_due_from_that_one_on(rule: str, chunk: int) -> None:
+    """The second tokens are due 97 ms from now if counted from the first, which was a second late.
+
+    The envelope counts them from when it was due.
+    """
+    limits = Limits(max_num_batched_tokens=100_000, deadline_rule=DeadlineRule(rule))
+    late = decodes(97)
+    for request in late:
+        request.deadline_s -= 1.0
+    view = view_of([*late, prompt("p", 5000, 6000)], model=A100(), limits=limits)
+    assert QoServe().schedule(view).num_scheduled_tokens["p"] == chunk
 
 
 def test_the_context_of_the_first_prompt_counts() -> None:

@@ -113,7 +113,7 @@ GOLDEN = {
     ("slo_aware", "tight"): "ef9e157196253a6c",
     ("slo_aware", "swapping"): "5f80a7fe2a7c6d4c",
     ("qoserve", "roomy"): "ef9a06442278d55c",
-    ("qoserve", "swapping"): "63a29fe6820a0518",
+    ("qoserve", "swapping"): "0e3fe24bb7bea2c7",
     ("fairbatching", "roomy"): "9e4d279755a6b6f3",
     ("fairbatching", "swapping"): "6c10463f609c8123",
     ("slidebatching", "roomy"): "35b5c329a6624aaf",

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder, largest_that_fits
 from slosched.core import (
+    DeadlineRule,
     DecodeGroup,
     ForeseesDecodes,
     Limits,
     Request,
     RequestStatus,
+    SchedulerOutput,
     SchedulerView,
     tunable,
 )
@@ -45,8 +47,9 @@ class QoServe(StallFree, ForeseesDecodes):
     `LOW_MEMORY_TOKEN_SEARCH_SPACE`.
 
     Differences: the run's latency model predicts, not a random forest or the code's linear fit.
-    Deadlines are those of the run's `DeadlineRule`; the code counts tokens from the later of the
-    due time and the true time of the first one, one TBT later than the paper's equation.  KV blocks
+    Deadlines are those of the run's `DeadlineRule`, but under `envelope` tokens are counted from
+    the true time of the first one if that was late, as in the code, which does so under any rule
+    and one TBT later than the paper's equation.  KV blocks
     are kept for prompts that have begun, and decodes are preempted when blocks run out, where the
     code fails.  Left out: tiers with only an end-to-end deadline, for which the code assumes 15
     output tokens.  QoServe has no `drop`; it is here so that all policies can be compared with the
@@ -95,6 +98,13 @@ class QoServe(StallFree, ForeseesDecodes):
             return -math.inf
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Return None under the rule `envelope` if there are prompts: see `_due_s`."""
+        is_envelope = view.limits.deadline_rule is DeadlineRule.ENVELOPE
+        if is_envelope and (view.running or view.waiting):
+            return None
+        return super().schedule_beside(decodes, view)
+
     def _observe(self, now_s: float, *, is_timed: bool) -> None:
         """Update the prefill rate from the last step, which has ended, if it computed prefills.
 
@@ -119,9 +129,7 @@ class QoServe(StallFree, ForeseesDecodes):
         prefills = sorted((*begun, *waiting), key=self._urgency)
         if not prefills:
             return
-        decodes_s = (r.deadline_s for r in view.running if r.is_decode)
-        first_s = min(decodes_s, default=math.inf) if beside is None else beside.first_deadline_s
-        slack_s = first_s - view.now_s
+        slack_s = _first_due_s(view, beside) - view.now_s
         step_tokens = self._step_tokens(batch, view, slack_s, prefills[0].num_computed_tokens)
         num_decodes = batch.shape.num_tokens
         batch.num_free_tokens = min(batch.num_free_tokens, step_tokens - num_decodes)
@@ -176,3 +184,24 @@ class QoServe(StallFree, ForeseesDecodes):
         step, most = (128, _SCARCE_STEP_TOKENS) if kv_is_scarce else (256, self.max_step_tokens)
         most = min(most, self.max_step_tokens)
         return [_LEAST_STEP_TOKENS, *range(256, most, step), most]
+
+
+def _first_due_s(view: SchedulerView, beside: DecodeGroup | None) -> float:
+    """Return when the first token of the decodes is due."""
+    if beside is not None:
+        return beside.first_deadline_s
+    decodes = (r for r in view.running if r.is_decode)
+    if view.limits.deadline_rule is DeadlineRule.ENVELOPE:
+        return min(map(_due_s, decodes), default=math.inf)
+    return min((r.deadline_s for r in decodes), default=math.inf)
+
+
+def _due_s(decode: Request) -> float:
+    """Return when its next token is due under `envelope`, counted from the first if that was late.
+
+    Else one late first token would leave no slack to steps until the answer has caught up.
+    """
+    if not decode.num_output_tokens:
+        return decode.deadline_s
+    first_s = decode.token_times_s[0]
+    return max(decode.deadline_s, first_s + decode.num_output_tokens * decode.slo.tpot_s)
