@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from views import R, view_of
 
-from slosched.core import SLO, EndReason, Limits, SchedulerOutput, SchedulerView
+from slosched.core import SLO, EndReason, Limits, Request, SchedulerOutput, SchedulerView
 from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import load_model
 from slosched.policy import SOLA
@@ -38,6 +38,17 @@ def waiting(name: str, tokens: int, passed_s: float, ttft_s: float = 1.0) -> R:
 def test_the_promise_in_more_danger_is_optimized(passed_s: float, chunk: int) -> None:
     """999 tokens fit before the decode is due, that is 15 tiles; otherwise the budget is 512."""
     planned = decide([DECODE, waiting("p", 2000, passed_s)]).num_scheduled_tokens
+    assert planned == {"d": 1, "p": chunk}
+
+
+@pytest.mark.parametrize(("passed_s", "chunk"), [(0.51, 960), (0.49, 511)])
+def test_who_has_a_token_is_in_no_danger_of_its_ttft(passed_s: float, chunk: int) -> None:
+    """It arrived ten TTFTs ago, lost its KV cache, and its next token is due in 5 s."""
+    back = Request("back", -9.0, 100, 500, SLO(1.0, 0.5), deadline_s=6.0)
+    back.num_output_tokens, back.num_preemptions, back.token_times_s = 1, 1, [0.9]
+    view = view_of([DECODE, waiting("p", 2000, passed_s), back], now_s=NOW_S)
+    view.running[0].token_times_s += [0.75] * 11
+    planned = SOLA().schedule(view).num_scheduled_tokens
     assert planned == {"d": 1, "p": chunk}
 
 

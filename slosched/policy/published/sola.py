@@ -25,14 +25,18 @@ from slosched.policy.kit.decode_first import add_decodes, add_prefills, decodes_
 from slosched.policy.kit.drop import Drop, drop_late
 from slosched.policy.kit.lengths import Floats
 
+_LEAST_S = 1e-9
+"""Least time promised to a token, by which others are divided."""
+
 
 @dataclass
 class SOLA(ForeseesDecodes):
     """Every decode, then prompts: as many as TPOT allows while TTFT is in more danger.
 
-    The state: p_TTFT is the largest share of its TTFT that has passed, over the prompts that can
-    still be in time.  p_TPOT is the largest mean time per token so far relative to the TPOT, over
-    the decodes.  Prompts are sorted by predicted TTFT / TTFT of the SLO, the largest first.
+    The state: p_TTFT is the largest share of its TTFT that has passed, over the prompts without a
+    token that can still be in time.  p_TPOT is the largest mean time per token so far relative to
+    the TPOT, over the decodes.  Prompts are sorted by predicted TTFT / TTFT of the SLO, the largest
+    first.
 
     1. If p_TTFT >= p_TPOT, TTFT is optimized within TPOT: k, the prompt tokens of the step, is the
        largest multiple of `tile_tokens` with which no decode's token becomes late.
@@ -117,19 +121,34 @@ class _Prompts(NamedTuple):
 
 
 def _rated(requests: Sequence[Request], now_s: float, model: LatencyModel) -> _Prompts:
-    """Sort prompts by predicted TTFT / TTFT, those that cannot be in time last."""
+    """Sort prompts by predicted TTFT / TTFT, those that cannot be in time last.
+
+    For one that has emitted tokens and is computed again, it is the time to its next token.
+    """
     predict = model.predict_prefill
     prefill_s = _floats(
         predict(r.num_prompt_tokens + r.num_output_tokens - (done := r.num_computed_tokens), done)
         for r in requests
     )
     spare_s = _floats(r.deadline_s for r in requests) - now_s - prefill_s
-    passed_s = now_s - _floats(r.arrival_s for r in requests)
-    ttft_s = _floats(r.slo.ttft_s for r in requests)
+    passed_s = now_s - _floats(map(_waits_from_s, requests))
+    promised_s = _floats(r.slo.ttft_s for r in requests)
+    is_silent = np.array([not r.num_output_tokens for r in requests], dtype=np.bool_)
+    for i in np.flatnonzero(~is_silent).tolist():
+        promised_s[i] = max(_LEAST_S, requests[i].deadline_s - _waits_from_s(requests[i]))
     in_time = spare_s >= 0
-    ratio = float((passed_s / ttft_s)[in_time].max()) if in_time.any() else math.inf
-    order = np.lexsort((-(passed_s + prefill_s) / ttft_s, ~in_time))
+    ratios = (passed_s / promised_s)[in_time & is_silent]
+    ratio = float(ratios.max()) if len(ratios) else math.inf
+    order = np.lexsort((-(passed_s + prefill_s) / promised_s, ~in_time))
     return _Prompts([requests[i] for i in order.tolist()], spare_s[order], ratio)
+
+
+def _waits_from_s(request: Request) -> float:
+    """Return the time since which the request waits for its next token.
+
+    A preempted one that has emitted tokens has kept its TTFT or not, and waits since the last one.
+    """
+    return request.token_times_s[-1] if request.num_output_tokens else request.arrival_s
 
 
 def _floats(values: Iterable[float]) -> Floats:
