@@ -254,7 +254,8 @@ class Pack:
                 continue
             n = self.batch.add(request, min_new_tokens=self._policy.min_chunk_tokens)
             self._predicted_s = None
-            self._promised_blocks += self.batch.blocks_promised((request,))
+            if n or request.status is _RUNNING:
+                self._promised_blocks += self.batch.blocks_promised((request,))
             if 0 < n < request.num_uncomputed_tokens:
                 break
             may_start = may_start and self.batch.num_free_seqs > 0

@@ -26,3 +26,20 @@ def test_a_prompt_without_a_slot_keeps_nobody_out(name: str) -> None:
     ]
     view = view_of(queue, FLAT, limits=Limits(max_loras=1))
     assert {*make_policy(name).schedule(view).num_scheduled_tokens} == {"decode", "same", "none"}
+
+
+@pytest.mark.parametrize(
+    "name", ["slo_aware", "slo_aware_literal", "slidebatching", "fairbatching", "edf"]
+)
+def test_a_prompt_without_a_slot_takes_no_kv_blocks_from_others(name: str) -> None:
+    """1,000 blocks of one token: the decode has 99 and takes one, and the others want 1,100."""
+    running = decode("decode", 100, slack_ms=50)
+    running.lora_id = "x"
+    queue = [
+        running,
+        R("other", 600, due_s=1.0, lora_id="y"),
+        R("same", 200, due_s=2.0, lora_id="x"),
+        R("none", 300, due_s=2.0),
+    ]
+    view = view_of(queue, FLAT, limits=Limits(max_loras=1), num_blocks=1000)
+    assert {*make_policy(name).schedule(view).num_scheduled_tokens} == {"decode", "same", "none"}

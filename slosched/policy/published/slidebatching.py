@@ -221,7 +221,8 @@ class _Pack:
         elif not self._has_room(request):
             return True
         n = batch.add(request, min_new_tokens=self._min_chunk_tokens)
-        self._promised_blocks += batch.blocks_promised((request,))
+        if n or place < self._queue.num_running:
+            self._promised_blocks += batch.blocks_promised((request,))
         return n > 0 or batch.largest_chunk(request, self._min_chunk_tokens) > 0
 
     def _has_room(self, request: Request) -> bool:
