@@ -29,7 +29,7 @@ def test_a_prompt_without_a_slot_keeps_nobody_out(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["slo_aware", "slo_aware_literal", "slidebatching", "fairbatching", "edf"]
+    "name", ["slo_aware", "slo_aware_literal", "slidebatching", "fairbatching", "goodput"]
 )
 def test_a_prompt_without_a_slot_takes_no_kv_blocks_from_others(name: str) -> None:
     """1,000 blocks of one token: the decode has 99 and takes one, and the others want 1,100."""

@@ -62,8 +62,11 @@ class PromptPack:
             beyond = (batch.shape.num_tokens + n) % self.tile_tokens
             batch.add(request, n - beyond if n > beyond else n)
             return False
-        batch.add(request)
-        self.reserved_blocks += batch.blocks_promised((request,))
+        is_granted = batch.add(request) > 0  # not without a LoRA slot
+        if is_granted or request.status is _RUNNING:
+            self.reserved_blocks += batch.blocks_promised((request,))
+        if not is_granted:
+            return True
         slack_s, predicted_s = request.deadline_s - self.now_s, batch.predicted_s
         if predicted_s is not None and predicted_s < slack_s < batch.time_limit_s:
             batch.time_limit_s = slack_s
