@@ -101,6 +101,17 @@ def test_it_learns_how_long_prompts_take_and_how_long_decodes_last() -> None:
     assert not refused(policy, late, now_s=1.0)
 
 
+@pytest.mark.parametrize(("now_s", "is_taken"), [(10.01, False), (10.02, True)])
+def test_who_refuses_everybody_forgets_after_ten_seconds_why(now_s: float, is_taken: bool) -> None:
+    """A first token that took twice as long as predicted came at 11 ms, and no other one since."""
+    policy = EarlyRejection(Sarathi())
+    (old,) = decoding(policy, 1, slowdown=2.0)
+    assert refused(policy, [R("p", 91, due_s=0.12, arrival_s=0.02)], now_s=0.02) == {"p"}
+    old.status, old.end_reason = RequestStatus.FINISHED, EndReason.STOP
+    again = [R("q", 91, due_s=now_s + 0.1, arrival_s=now_s)]
+    assert refused(policy, again, now_s=now_s) == (set() if is_taken else {"q"})
+
+
 def test_who_was_taken_on_is_not_refused_any_more() -> None:
     policy = EarlyRejection(Sarathi())
     narrow = Limits(max_num_batched_tokens=10)

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slosched.core import (
     BatchShape,
@@ -26,6 +27,8 @@ from slosched.policy.kit.wrapper import Gate, Wrapper
 
 _WINDOW = 200
 """Number of recent requests over which observations are averaged."""
+_MEMORY_S = 10.0
+"""Time after which a wait is forgotten: who is refused shows no other one."""
 _MAX_JUDGED = 64
 """New requests judged in one step; it bounds the cost of a step in a burst."""
 
@@ -48,8 +51,8 @@ class EarlyRejection(Wrapper):
 
     Differences: one replica does both prefill and decode here.  A wrapper does not know in which
     steps the inner policy computes a prompt, so predicted waits are scaled by how much longer
-    recent waits were than predicted.  t_d is the mean over finished requests.  Left out: the
-    choice of an instance, and the transfer and reuse of KV caches.
+    waits in the last 10 s were than predicted.  t_d is the mean over finished requests.  Left out:
+    the choice of an instance, and the transfer and reuse of KV caches.
 
     Output lengths are those of finished requests; they enter t_d and the mean context of a decode.
     """
@@ -108,7 +111,7 @@ class EarlyRejection(Wrapper):
             request = each.request
             if not each.has_begun and request.num_output_tokens:
                 each.has_begun = True
-                self._seen.first_token(request.token_times_s[0] - each.taken_s, each.work_s)
+                self._seen.first_token(request.token_times_s[0], each)
             if request.end_reason is not None:
                 del self._taken[request.request_id]
                 if request.status is RequestStatus.FINISHED:
@@ -137,26 +140,38 @@ class _Taken:
     """True once its first token was observed."""
 
 
+class _Wait(NamedTuple):
+    """The wait for a first token, which came at `at_s`."""
+
+    at_s: float
+    wait_s: float
+    work_s: float
+    """Seconds of prefills that were predicted."""
+
+
 class _Seen:
     """Waits and decode times of recent requests."""
 
     def __init__(self, prior_decode_s: float) -> None:
         self._prior_decode_s = prior_decode_s
-        self._waits_s: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
+        self._waits: deque[_Wait] = deque(maxlen=_WINDOW)
         self._decodes: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
 
-    def first_token(self, wait_s: float, work_s: float) -> None:
-        self._waits_s.append((wait_s, work_s))
+    def first_token(self, at_s: float, taken: _Taken) -> None:
+        self._waits.append(_Wait(at_s, at_s - taken.taken_s, taken.work_s))
 
     def finished(self, request: Request) -> None:
         decode_s = request.token_times_s[-1] - request.token_times_s[0]
         self._decodes.append((decode_s, request.num_output_tokens))
 
-    @property
-    def slowdown(self) -> float:
-        """Return the time until a first token divided by the prefills until then, recently."""
-        work_s = sum(each_s for _, each_s in self._waits_s)
-        return sum(each_s for each_s, _ in self._waits_s) / work_s if work_s else 1.0
+    def slowdown(self, now_s: float) -> float:
+        """Return the time until a first token divided by the prefills until then, recently.
+
+        Without a recent one it is 1.  It would stay high for ever if it led to no request taken.
+        """
+        recent = [wait for wait in self._waits if wait.at_s >= now_s - _MEMORY_S]
+        work_s = sum(wait.work_s for wait in recent)
+        return sum(wait.wait_s for wait in recent) / work_s if work_s else 1.0
 
     @property
     def decode_s(self) -> float:
@@ -180,7 +195,7 @@ class _Forecast:
         self, now_s: float, model: LatencyModel, taken: Iterable[_Taken], seen: _Seen
     ) -> None:
         self._now_s, self._model = now_s, model
-        self._slowdown, self._decode_s = seen.slowdown, seen.decode_s
+        self._slowdown, self._decode_s = seen.slowdown(now_s), seen.decode_s
         self._work_s = 0.0
         self._ends_s: list[float] = []
         """Times at which the present decodes will have decoded for t_d."""
