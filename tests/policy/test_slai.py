@@ -79,6 +79,15 @@ def test_decodes_are_critical_earlier_where_the_cache_is_full(
     assert ("d" in output.num_scheduled_tokens) is is_served
 
 
+def test_what_is_cached_of_a_prompt_does_not_make_it_long() -> None:
+    """Of 1,000 tokens 930 are in the prefix cache; who is computed again computes its outputs."""
+    cached, again = prompt("cached", 1000, 500), prompt("again", 60, 500)
+    cached.num_computed_tokens, again.num_output_tokens = 930, 30
+    again.token_times_s += [0.0] * 30
+    queue = (again, prompt("plain", 80, 500), cached)
+    assert list(plan(SLAI(), *queue).num_scheduled_tokens) == ["cached", "plain", "again"]
+
+
 def test_prompts_begun_come_first_then_the_strict_tier_then_the_shortest() -> None:
     """A TPOT of 20 ms is stricter than 50."""
     requests = (

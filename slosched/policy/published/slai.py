@@ -40,8 +40,9 @@ class SLAI(PlansBesideDecodes):
        due, or `full_offset_steps` of them while a share `full_kv` of the KV blocks or more is held.
        From then on the decode is critical.
     2. Critical decodes run first, the most urgent first; then prompts that have begun, in the order
-       in which they began; then waiting prompts, the shortest first and, with `tiers_first`, those
-       with the smallest TPOT before all others; then the other decodes, with the tokens left.
+       in which they began; then waiting prompts, the shortest (less what a prefix cache holds of
+       them) first and, with `tiers_first`, those with the smallest TPOT before all others; then the
+       other decodes, with the tokens left.
 
     Source: SLAI (SIGMETRICS '26, arXiv 2508.01002); its code, agrimUT/SLAI at 5098a7a:
     `slai_scheduler.py` and `mistral7b_relaxed.yml`, whose fields are `token_budget`,
@@ -134,7 +135,7 @@ class SLAI(PlansBesideDecodes):
         """Return the waiting prompts in the order in which they start."""
         waiting = list(view.waiting)
         if self.start == StartOrder.SHORTEST:
-            waiting.sort(key=attrgetter("num_prompt_tokens"))
+            waiting.sort(key=attrgetter("num_uncomputed_tokens"))
         if self.tiers_first:
             waiting.sort(key=attrgetter("slo.tpot_s"))
         return waiting
