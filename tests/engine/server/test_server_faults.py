@@ -288,11 +288,24 @@ def test_a_bug_that_also_breaks_the_cleaning_up_is_told_all_the_same(
 
 
 def test_an_answer_whose_last_token_is_lost_in_a_bug_is_an_error_and_not_a_short_answer() -> None:
-    bodies = [{"prompt": "abcdef", "max_tokens": 3}, {"prompt": "x", "max_tokens": 400}]
+    async def scenario(client: aiohttp.ClientSession) -> tuple[Any, tuple[int, Any, Any]]:
+        body = {"prompt": "x", "max_tokens": 400, "stream": True}
+        async with client.post("/v1/completions", json=body) as response:
+            text = await read_until_text(response)
+            server.device.gate.clear()  # so that the other comes before it ends, however slow it is
+            short = asyncio.create_task(post(client, prompt="abcdef", max_tokens=3))
+            while server.worker.num_cut_short < 2:
+                await asyncio.sleep(0.001)
+            server.device.gate.set()
+            text += await response.text()
+        return parse_events(text)[-1], await short
+
     with live(Stubborn("raise as one finishes"), overlap=True) as server:
-        for status, answer, _ in post_together(server.url, *bodies):
-            assert (status, answer["error"]["code"]) == (500, "engine_fault"), answer
-            assert "planned or booked, with KeyError: 'a bug'" in answer["error"]["message"]
+        last, (status, answer, _) = asyncio.run(with_client(server.url, scenario))
+        assert status == 500
+        for error in (last["error"], answer["error"]):
+            assert error["code"] == "engine_fault"
+            assert "planned or booked, with KeyError: 'a bug'" in error["message"]
 
 
 def test_a_request_that_the_engine_loses_sight_of_is_answered() -> None:
