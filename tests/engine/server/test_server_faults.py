@@ -19,7 +19,6 @@ from live_server import (
     live,
     parse_events,
     post,
-    post_together,
     server_process,
     stream,
     with_client,
