@@ -138,10 +138,8 @@ def test_a_door_judges_in_less_than_a_millisecond() -> None:
         assert door.judge(waiting, MODEL, RULE) is None
     door.schedule(scheduler.view(now_s))
     door.refuse = Refuse.LATE
-    assert door.would_refuse(new := request("new", 102, now_s), MODEL, RULE) is None
-    assert is_below(
-        MAX_JUDGE_S, partial(undisturbed_s, partial(door.would_refuse, new, MODEL, RULE))
-    )
+    assert door.foresee(new := request("new", 102, now_s), MODEL, RULE).refusal is None
+    assert is_below(MAX_JUDGE_S, partial(undisturbed_s, partial(door.foresee, new, MODEL, RULE)))
 
 
 @pytest.mark.parametrize("name", ["edf", "goodput"])

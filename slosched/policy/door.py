@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
+from typing import NamedTuple
 
 from slosched.core import (
     DeadlineRule,
@@ -44,6 +45,14 @@ class Refuse(StrEnum):
     """Those whose TTFT or TPOT could not be kept even if they were alone on the device."""
     LATE = "late"
     """Also those whose first token is expected too late, behind the others."""
+
+
+class Foreseen(NamedTuple):
+    """What would become of a request if it arrived now."""
+
+    quote: Quote
+    refusal: EndReason | None
+    """Why it would be refused; None if it would be let in."""
 
 
 @dataclass
@@ -111,12 +120,11 @@ class Door(Wrapper, Doorkeeper):
         expected = self._quoter.find(request_id)
         return None if expected is None else expected.quote.ttft_s[0.5]
 
-    def would_refuse(
-        self, request: Request, model: LatencyModel, rule: DeadlineRule
-    ) -> EndReason | None:
-        """Return why a request would be refused if it arrived now; any thread may ask."""
-        refusal = self._refusal(self._quoter.expect(request, model), model, rule)
-        return None if refusal is None else refusal.reason
+    def foresee(self, request: Request, model: LatencyModel, rule: DeadlineRule) -> Foreseen:
+        """Return what would become of a request if it arrived now; any thread may ask."""
+        expected = self._quoter.expect(request, model)
+        refusal = self._refusal(expected, model, rule)
+        return Foreseen(expected.quote, None if refusal is None else refusal.reason)
 
     def retry_after_s(self, request: Request, model: LatencyModel) -> float:
         """Return the seconds after which a request that is rejected now should come again."""

@@ -38,8 +38,7 @@ def offer_of(door: Door, request: Request, model: LatencyModel, rule: DeadlineRu
     """Return what a request would be promised if it came now; any thread may ask."""
     return Offer(
         request,
-        door.quote(request, model),
-        door.would_refuse(request, model, rule),
+        *door.foresee(request, model, rule),
         request.server_s + prompt_work(request, model).alone_s,
         decode_s(request, model),
     )
