@@ -103,11 +103,11 @@ def _tier(
     body: Mapping[str, object], xargs: Mapping[str, object], headers: Mapping[str, str]
 ) -> Tier | None:
     """Return the tier that the request names, if any: in vLLM's object, its body or a header."""
-    header = next((name for name in TIER_HEADERS if name in headers), None)
     if (name := xargs.get(_TIER_THERE)) not in _NO_TIERS:
         return Tier(_TIER_THERE, str(name))
     if (name := body.get(TIER_FIELD)) not in _NO_TIERS:
         return Tier(TIER_FIELD, str(name))
+    header = next((name for name in TIER_HEADERS if name in headers), None)
     return None if header is None else Tier(TIER_FIELD, headers[header])
 
 

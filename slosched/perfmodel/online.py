@@ -43,10 +43,8 @@ _NUM_PRIOR_STEPS = 4
 """Steps with the scatter of the base model's own upper bound, as which those errors begin."""
 _MOST_ERROR = 0.3
 """Largest size of an error that counts there: what is beyond says that the step stalled."""
-_SIGMAS = 2.326
-"""Standard deviations that 1 % of normal errors exceed."""
-_SIGMA_PER_DEVIATION = math.sqrt(math.pi / 2)
-"""Standard deviation over mean size, of normal errors around 0."""
+UPPER_PER_DEVIATION = 2.33 * math.sqrt(math.pi / 2)
+"""What 1 % of normal errors around 0 exceed, over their mean size."""
 
 
 class Regime(StrEnum):
@@ -138,7 +136,7 @@ class OnlineModel:
         self._prefill = RegimeState(_log_margin_of(base, step))
         self._common = 0.0
         self._num_steps = 0
-        self._deviation = self._prefill.log_margin / (_SIGMAS * _SIGMA_PER_DEVIATION)
+        self._deviation = self._prefill.log_margin / UPPER_PER_DEVIATION
         """Mean size of the errors of the first steps."""
         self._decodes = BatchShape()
         """The latest shape of decodes that `_predict_decodes_of` predicted."""
@@ -198,11 +196,9 @@ class OnlineModel:
         self._learn_margin(state, error)
         self._learn_bias(state, error)
         self._learn_deviation(error)
-        least = math.exp(_SIGMAS * _SIGMA_PER_DEVIATION * self._deviation)
         for each in (self._decode, self._prefill):
             each.bias = math.exp(self._common + each.offset)
-            is_tried = each.num_steps >= _NUM_UNTRIED_STEPS
-            each.upper = each.bias * (each.margin if is_tried else max(each.margin, least))
+            each.upper = each.bias * self._margin_of(each)
 
     def _learn_margin(self, state: RegimeState, error: float) -> None:
         state.num_steps += 1
@@ -229,6 +225,12 @@ class OnlineModel:
             error = max(-most, min(most, error))
         self._common = _clamp(self._common + gain * error)
         state.offset = _clamp(state.offset + _OFFSET_GAIN * error)
+
+    def _margin_of(self, state: RegimeState) -> float:
+        """Return the margin of a regime, raised to what all errors so far say if it is untried."""
+        if state.num_steps >= _NUM_UNTRIED_STEPS:
+            return state.margin
+        return max(state.margin, math.exp(UPPER_PER_DEVIATION * self._deviation))
 
     def _learn_deviation(self, error: float) -> None:
         if self._num_steps <= 2 * _NUM_UNTRIED_STEPS:

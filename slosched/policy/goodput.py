@@ -204,7 +204,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         return output
 
     def _see_new(self, view: SchedulerView) -> None:
-        """Take in the requests that have arrived, and note those that the step is to reject."""
+        """Take in the deadline rule and the requests that have arrived; note which to reject."""
         is_cautious = view.limits.deadline_rule is DeadlineRule.TBT
         self._margin = self.margin * (_BESIDE_CAUTION if is_cautious else 1.0)
         self._unkeepable += unkeepable(self._worth.see(view.waiting), view)

@@ -13,19 +13,23 @@ PASSING_OVER += ("slo_aware", "goodput", "qoserve", "fairbatching", "slidebatchi
 PASSING_OVER += ("slosserve", "jitserve", "medha_lars", "scorpio", "sola", "vtc")
 
 
-@pytest.mark.parametrize("name", PASSING_OVER)
-def test_a_prompt_without_a_slot_keeps_nobody_out(name: str) -> None:
-    """The decode has the only slot, and the first prompt needs another adapter."""
+def planned(name: str, num_other_tokens: int, **kv: int) -> set[str]:
+    """Return what is planned; the decode has the only slot, and the first prompt needs another."""
     running = decode("decode", 100, slack_ms=50)
     running.lora_id = "x"
     queue = [
         running,
-        R("other", 100, due_s=1.0, lora_id="y"),
+        R("other", num_other_tokens, due_s=1.0, lora_id="y"),
         R("same", 200, due_s=2.0, lora_id="x"),
         R("none", 300, due_s=2.0),
     ]
-    view = view_of(queue, FLAT, limits=Limits(max_loras=1))
-    assert {*make_policy(name).schedule(view).num_scheduled_tokens} == {"decode", "same", "none"}
+    view = view_of(queue, FLAT, limits=Limits(max_loras=1), **kv)
+    return {*make_policy(name).schedule(view).num_scheduled_tokens}
+
+
+@pytest.mark.parametrize("name", PASSING_OVER)
+def test_a_prompt_without_a_slot_keeps_nobody_out(name: str) -> None:
+    assert planned(name, 100) == {"decode", "same", "none"}
 
 
 @pytest.mark.parametrize(
@@ -33,13 +37,4 @@ def test_a_prompt_without_a_slot_keeps_nobody_out(name: str) -> None:
 )
 def test_a_prompt_without_a_slot_takes_no_kv_blocks_from_others(name: str) -> None:
     """1,000 blocks of one token: the decode has 99 and takes one, and the others want 1,100."""
-    running = decode("decode", 100, slack_ms=50)
-    running.lora_id = "x"
-    queue = [
-        running,
-        R("other", 600, due_s=1.0, lora_id="y"),
-        R("same", 200, due_s=2.0, lora_id="x"),
-        R("none", 300, due_s=2.0),
-    ]
-    view = view_of(queue, FLAT, limits=Limits(max_loras=1), num_blocks=1000)
-    assert {*make_policy(name).schedule(view).num_scheduled_tokens} == {"decode", "same", "none"}
+    assert planned(name, 600, num_blocks=1000) == {"decode", "same", "none"}

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from slosched.core import BatchShape, DeadlineRule, LatencyModel, SchedulerOutput, SchedulerView
-from slosched.perfmodel.online import OnlineModel
+from slosched.perfmodel.online import UPPER_PER_DEVIATION, OnlineModel
 
 _GAIN = 0.05
 """Weight of the latest step in the mean error."""
@@ -20,8 +20,6 @@ _FIRST_SPREAD = 0.04
 """Mean deviation of a step's error from the mean error, before the first step."""
 _NUM_MEASURED = 32
 """Steps after which their own scatter counts, and no longer that of other steps elsewhere."""
-_UPPER_SPREADS = 2.33 * math.sqrt(math.pi / 2)
-"""Mean deviations up to the error that 99 % of the steps stay below, if errors are normal."""
 
 
 class CorrectedModel(LatencyModel):
@@ -98,7 +96,7 @@ class Drift:
         if not is_biased and (not is_strict or isinstance(view.model, OnlineModel)):
             return view
         error = self._error if is_biased else 0.0
-        upper_factor = math.exp(error + _UPPER_SPREADS * self._spread)
+        upper_factor = math.exp(error + UPPER_PER_DEVIATION * self._spread)
         is_measured = is_strict and self._num_steps >= _NUM_MEASURED
         model = CorrectedModel(view.model, math.exp(error), upper_factor, is_measured=is_measured)
         return replace(view, latency_model=model)
