@@ -13,7 +13,7 @@ from slosched.cli.trace_source import make_up
 from slosched.core import SLO, BatchShape, DraftOffer, Policy, Request
 from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import load_model
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.drafts import drafts_that_pay
 from slosched.simulator.drafts import SimulatedDrafts
 from slosched.simulator.simulate import SimulationConfig, simulate

@@ -16,8 +16,9 @@ from experiments.arena.targets import FLAGSHIP, asked_of
 from slosched.core import BatchShape, Policy
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import FittedModel
-from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.punctual import Order, Supply, Timed, most_by_rank
+from slosched.policy.kit.shortage import Shortage
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace

@@ -11,7 +11,7 @@ import typer
 from experiments.arena.scenarios import SCENARIOS
 from experiments.goodput.points import Point
 from experiments.markdown import table
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 
 NUM_WINDOWS = 4
 POINTS = (

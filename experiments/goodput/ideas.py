@@ -9,7 +9,7 @@ from functools import partial
 from experiments.goodput import parts
 from experiments.goodput.plans import BankInPlan, Hurry
 from slosched.core import Policy
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.published.past_future import PastFuture
 
 

@@ -19,11 +19,12 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
 )
-from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.deferred import add_without_preempting, serve_something
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, most_in_time
+from slosched.policy.kit.shortage import Shortage
 from slosched.policy.kit.worth import Worth
 
 

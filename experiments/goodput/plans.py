@@ -10,10 +10,11 @@ import numpy as np
 
 from experiments.goodput.parts import serve_all_decodes
 from slosched.core import DecodeGroup, SchedulerOutput, SchedulerView
-from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Timed
+from slosched.policy.kit.shortage import Shortage
 
 
 class BankInPlan(Goodput):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slosched.core import SchedulerView
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit import LongSteps, Pace
 
 

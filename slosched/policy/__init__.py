@@ -9,7 +9,7 @@ from slosched.policy.engines.vllm_v0.policy import VLLMV0
 from slosched.policy.engines.vllm_v1.policy import VLLMV1
 from slosched.policy.fcfs import FCFS
 from slosched.policy.floors import Floors
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.wrapper import Wrapper
 from slosched.policy.portfolio.policy import Portfolio
 from slosched.policy.proposed.vllm_cost_aware import VLLMCostAware

@@ -465,11 +465,11 @@ def test_another_policy_is_other_code() -> None:
 
 def test_a_policys_code_is_its_own_and_that_of_its_parts() -> None:
     ours = replay_modules(policy_classes("goodput"))
-    assert {"slosched.policy.goodput", "slosched.policy.kit.punctual"} <= ours
+    assert {"slosched.policy.goodput.policy", "slosched.policy.kit.punctual"} <= ours
     assert not any("sglang" in module for module in ours)
     wrapped = replay_modules(policy_classes("edf+early_rejection"))
     assert {"slosched.policy.edf", "slosched.policy.published.early_rejection"} <= wrapped
-    assert "slosched.policy.goodput" not in wrapped
+    assert "slosched.policy.goodput.policy" not in wrapped
 
 
 def test_a_policy_that_imports_from_the_top_depends_on_what_it_takes_alone(

@@ -16,7 +16,7 @@ from slosched.core import (
 )
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import LinearModel, OnlineModel, load_model
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.drift import Drift
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, simulate

@@ -18,7 +18,7 @@ from views import R, flat_model, view_of
 from slosched.core import SLO, BatchShape, DeadlineRule, EndReason, LatencyModel, Limits, Request
 from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import LinearModel, load_model
-from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.late_gaps import starving_tpot_s
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
@@ -31,6 +31,7 @@ from slosched.policy.kit.punctual import (
     most_in_time,
     most_urgent_of_short,
 )
+from slosched.policy.kit.shortage import Shortage
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest

@@ -12,7 +12,7 @@ from views import decode, flat_model, prompt, view_of
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import load_model
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.late_gaps import LateGaps, num_due_soon, starving_tpot_s
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.stays import Stays

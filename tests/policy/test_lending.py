@@ -11,7 +11,7 @@ from views import R, decode, flat_model, view_of
 from slosched.batch import BatchBuilder
 from slosched.core import SLO, DeadlineRule, Limits, Request, RequestStatus
 from slosched.perfmodel import load_model
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.lending import lend
 from slosched.policy.kit.punctual import by_deadline
 from slosched.policy.spec import make_policy

@@ -11,7 +11,7 @@ from views import R, decode, flat_model, prompt, view_of
 
 from slosched.core import SLO, BatchShape, DeadlineRule, Limits
 from slosched.perfmodel import LinearModel
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.chunks import (
     chunk_beside,
     chunks_beside,

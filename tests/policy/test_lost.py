@@ -8,7 +8,7 @@ import pytest
 from views import R, begun, decode, flat_model, view_of
 
 from slosched.core import DeadlineRule, Limits, Request, SchedulerView
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.pace import Pace
 

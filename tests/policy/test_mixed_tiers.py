@@ -9,7 +9,7 @@ from slosched.core import SLO, DeadlineRule, LatencyModel, Limits
 from slosched.evaluate.capacity import Outcomes
 from slosched.evaluate.judge.promises import PROMISES
 from slosched.perfmodel import load_model
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, synthesize
 from slosched.workload.slo import Tiers

@@ -12,7 +12,7 @@ from views import R, decode, flat_model, view_of
 from slosched.batch import BatchBuilder
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
 from slosched.perfmodel import load_model
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import (

@@ -10,7 +10,7 @@ from views import R, flat_model, view_of
 
 from slosched.core import SLO, BatchShape, Limits, SchedulerView
 from slosched.perfmodel import LinearModel, load_model
-from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.memory import (
     are_few,
     has_time_for_freed,
@@ -22,6 +22,7 @@ from slosched.policy.kit.memory import (
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Supply
+from slosched.policy.kit.shortage import Shortage
 from slosched.simulator.decodes import GroupedDecodes
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize

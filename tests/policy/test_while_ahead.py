@@ -9,7 +9,7 @@ import pytest
 from views import R, flat_model, view_of
 
 from slosched.core import DeadlineRule, Limits, SchedulerView
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.while_ahead import limit_while_ahead_s
 

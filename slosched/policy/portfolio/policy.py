@@ -27,7 +27,7 @@ from slosched.core import (
 from slosched.perfmodel.frozen import frozen
 from slosched.policy.edf import EDF
 from slosched.policy.fcfs import FCFS
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.checks import check_at_least, check_positive, check_share
 from slosched.policy.kit.deadlines import Deadlines
 from slosched.policy.kit.drop import Drop
