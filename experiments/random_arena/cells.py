@@ -24,8 +24,8 @@ from experiments.random_arena.workloads import (
 from slosched.core import DeadlineRule, Limits, Request
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel, bundled_models, load_model
-from slosched.policy.kit.quote import decode_s
-from slosched.policy.kit.work import prompt_work
+from slosched.policy.kit.crowd import decode_s
+from slosched.policy.kit.quotes.work import prompt_work
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, make_requests
 from slosched.workload import Trace

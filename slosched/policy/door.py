@@ -25,11 +25,12 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.checks import check_share
-from slosched.policy.kit.crowd import Crowd
+from slosched.policy.kit.crowd import Crowd, decode_s
 from slosched.policy.kit.pausing import is_due
-from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s
+from slosched.policy.kit.quotes.expected import Expected, Quote
+from slosched.policy.kit.quotes.quoter import Quoter
+from slosched.policy.kit.quotes.returns import Returns
 from slosched.policy.kit.remaining import Remaining
-from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
 from slosched.policy.kit.wrapper import Gate, Wrapper
 

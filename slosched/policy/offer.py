@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from slosched.core import DeadlineRule, EndReason, LatencyModel, OnInfeasible, Request
 from slosched.policy.door import Door
-from slosched.policy.kit.quote import Quote, decode_s
-from slosched.policy.kit.work import prompt_work
+from slosched.policy.kit.crowd import decode_s
+from slosched.policy.kit.quotes.expected import Quote
+from slosched.policy.kit.quotes.work import prompt_work
 
 
 class Offer(NamedTuple):

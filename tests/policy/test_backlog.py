@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slosched.policy.kit.backlog import Backlog
+from slosched.policy.kit.quotes.backlog import Backlog
 
 
 def pressure_after(*steps: tuple[float, float, bool]) -> float:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from slosched.policy.kit.chance import Arrivals, Outlook, Prospects, Queued
-from slosched.policy.kit.speed import FadingMean
+from slosched.policy.kit.quotes.chance import Arrivals, Outlook, Prospects, Queued
+from slosched.policy.kit.quotes.speed import FadingMean
 
 WATCHED_S = 4.0
 """The weight of all seconds past, in the first of which nobody came."""

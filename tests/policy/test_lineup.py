@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slosched.policy.kit.lineup import Behind, Lineup
-from slosched.policy.kit.work import Work
+from slosched.policy.kit.quotes.lineup import Behind, Lineup
+from slosched.policy.kit.quotes.work import Work
 
 TIMES = st.sampled_from([-math.inf, 0.0, 0.5, 1.0, 2.0, math.inf])
 SECONDS = st.floats(0.0, 5.0)

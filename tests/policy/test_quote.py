@@ -26,7 +26,7 @@ from slosched.perfmodel import load_model
 from slosched.policy import Door
 from slosched.policy.door import Refuse
 from slosched.policy.kit import Quoter, Speed, Spread
-from slosched.policy.kit.spread import SpreadByTTFT
+from slosched.policy.kit.quotes.spread import SpreadByTTFT
 from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, simulate

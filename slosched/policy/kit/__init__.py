@@ -106,11 +106,11 @@ from slosched.policy.kit.prompt_pack import PromptPack as PromptPack
 from slosched.policy.kit.punctual import Supply as Supply
 from slosched.policy.kit.punctual import best_order as best_order
 from slosched.policy.kit.punctual import most_in_time as most_in_time
-from slosched.policy.kit.quote import Quote as Quote
-from slosched.policy.kit.quote import Quoter as Quoter
+from slosched.policy.kit.quotes.expected import Quote as Quote
+from slosched.policy.kit.quotes.quoter import Quoter as Quoter
+from slosched.policy.kit.quotes.speed import Speed as Speed
+from slosched.policy.kit.quotes.spread import Spread as Spread
 from slosched.policy.kit.remaining import Remaining as Remaining
-from slosched.policy.kit.speed import Speed as Speed
-from slosched.policy.kit.spread import Spread as Spread
 from slosched.policy.kit.stays import Stays as Stays
 from slosched.policy.kit.turn import plan_turn as plan_turn
 from slosched.policy.kit.worth import Worth as Worth

@@ -91,3 +91,11 @@ def step_s(num_decodes: int, context_tokens: int, model: LatencyModel) -> float:
     shape = BatchShape()
     shape.add_decodes([context_tokens] * num_decodes)
     return model.predict(shape)
+
+
+def decode_s(request: Request, model: LatencyModel) -> float:
+    """Return the time of a step in which its second token is alone on the device.
+
+    With several answers to its prompt it is the step of all their second tokens.
+    """
+    return step_s(num_answers(request), request.num_prompt_tokens, model)

@@ -14,7 +14,7 @@ from slosched.core import DeadlineRule, LatencyModel, Request, RequestStatus, la
 from slosched.metrics import RequestRecord
 from slosched.metrics.columns import RequestColumns
 from slosched.metrics.promises import good_requests
-from slosched.policy.kit.quote import decode_s
+from slosched.policy.kit.crowd import decode_s
 from slosched.policy.portfolio.question import PastRequest
 
 _SPREADS = 3.0

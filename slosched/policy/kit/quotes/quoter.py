@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from slosched.core import (
@@ -16,65 +14,22 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
 )
-from slosched.policy.kit.chance import Outlook, Prospects, Queued
-from slosched.policy.kit.crowd import num_answers, step_s
-from slosched.policy.kit.lineup import Lineup
+from slosched.policy.kit.crowd import decode_s
 from slosched.policy.kit.make_way import FAR_S
-from slosched.policy.kit.speed import Speed
-from slosched.policy.kit.spread import Factors, Spread, SpreadByTTFT
-from slosched.policy.kit.work import Work, prompt_work, sum_of, work_of
+from slosched.policy.kit.quotes.chance import Outlook, Prospects, Queued
+from slosched.policy.kit.quotes.expected import Expected, first_due_s
+from slosched.policy.kit.quotes.lineup import Lineup
+from slosched.policy.kit.quotes.overtaking import Overtaking
+from slosched.policy.kit.quotes.speed import Speed
+from slosched.policy.kit.quotes.spread import Spread, SpreadByTTFT
+from slosched.policy.kit.quotes.work import Work, prompt_work, sum_of, work_of
 
-_NUM_ARRIVALS = 256
-"""Number of latest arrivals that say which share of the device shorter prompts take."""
-_LEAST_WATCH_S = 1.0
-"""Least time over which these arrivals are counted."""
 _FIRST = -math.inf
 """The place of a prompt that goes before all that wait."""
 _NUM_BEHIND = 64
 """Prompts behind a new one that are looked at; it bounds the cost."""
 _WAITING, _RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
 """Local names, because each attribute look-up on an enum takes 0.1 µs in Python 3.11."""
-
-
-class Quote(NamedTuple):
-    """Quantiles of a request's TTFT and TPOT in seconds, by level (`LEVELS`)."""
-
-    ttft_s: Mapping[float, float]
-    tpot_s: Mapping[float, float]
-
-
-@dataclass(slots=True, eq=False)
-class Expected:
-    """A request, what was expected of it when it arrived, and what is left of its prompt."""
-
-    request: Request
-    due_s: float
-    """When its first token is due; infinite if it only gets what others leave over."""
-    place: float
-    """Its place in the policy's order, the least first."""
-    num_tokens: int
-    """Tokens that are left of its prompt."""
-    work: Work
-    """The rest of its prefill."""
-    ttft_s: float
-    ttft_spreads: SpreadByTTFT
-    ttft_factors: Factors
-    tpot_s: float
-    tpot_factors: Factors
-    ahead_s: float
-    """Time that the prefills before it take in full steps."""
-    in_time: float
-    """The chance that its first token comes in time."""
-    likely_s: float
-    """Its TTFT in the mean of what is foreseen: later than promised if the chance is below half."""
-
-    @property
-    def quote(self) -> Quote:
-        """Return the quantiles that follow from the expected values."""
-        return Quote(
-            {level: self.ttft_s * factor for level, factor in self.ttft_factors.items()},
-            {level: self.tpot_s * factor for level, factor in self.tpot_factors.items()},
-        )
 
 
 class Displaced(NamedTuple):
@@ -112,8 +67,8 @@ class Quoter:
         self._emitting: list[Expected] = []
         """Prompts whose first token comes with the step that runs."""
         self._decoding: list[Expected] = []
-        self._arrivals: deque[tuple[float, int, float]] = deque(maxlen=_NUM_ARRIVALS)
-        """Time, prompt tokens and work of the latest arrivals, refused ones too."""
+        self._overtaking = Overtaking()
+        """Which requests arrived lately, refused ones too."""
         self._speed = Speed(first=1.0, first_s=0.05)
         """Seconds of prefills, each alone on the device, that are done in a second."""
         self._speed_seen_s = -math.inf
@@ -144,7 +99,7 @@ class Quoter:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
         work, num_tokens = prompt_work(request, model), request.num_uncomputed_tokens
         place = self._place(request)
-        due_s = _due_s(request)
+        due_s = first_due_s(request)
         far_s = request.arrival_s + FAR_S
         if self._all_press or due_s >= far_s:
             far_s = math.inf
@@ -231,21 +186,8 @@ class Quoter:
 
         It was preempted, or it starts before anybody looked at it.
         """
-        unjudged = Expected(
-            request,
-            _due_s(request),
-            _FIRST,
-            request.num_uncomputed_tokens,
-            prompt_work(request, model),
-            0.0,
-            self._behind,
-            {},
-            0.0,
-            {},
-            0.0,
-            1.0,
-            0.0,
-        )
+        work = prompt_work(request, model)
+        unjudged = Expected.unjudged(request, work, _FIRST, self._behind)
         self._prompts.put(request.request_id, unjudged)
 
     def note_free(self, now_s: float) -> None:
@@ -388,7 +330,7 @@ class Quoter:
         """
         num_tokens, now_s = request.num_uncomputed_tokens, request.arrival_s
         if self._order() is PromptOrder.PUNCTUAL and far_s < math.inf:
-            laters_s, aheads_s = self._prompts.by_due(num_tokens, _due_s(request), far_s)
+            laters_s, aheads_s = self._prompts.by_due(num_tokens, first_due_s(request), far_s)
             needed_s, until_s = aheads_s + own_s, laters_s + request.slo.ttft_s
             outlook, at = self._prospects.hardest(needed_s, until_s, num_tokens, now_s, wait_s)
             return outlook, float(laters_s[at])
@@ -398,28 +340,16 @@ class Quoter:
         ), 0.0
 
     def _prefills_s(self, needed_s: float, num_tokens: int, now_s: float) -> float:
-        """Return how long `needed_s` of prefills take: a prompt's own and those before it.
-
-        Shorter prompts overtake it as they arrived lately.  As long as all that ever came are
-        remembered, they are not taken to bring more than they have so far: a burst tells nothing of
-        a time that is longer than itself.
-        """
-        unseen_s = now_s - self._speed_seen_s
-        arrivals = self._arrivals.copy()
-        if not self._is_by_length or not arrivals:
-            return self._speed.seconds_for(needed_s, unseen_s=unseen_s)
-        since_s = arrivals.popleft()[0]  # the first one begins the time over which they are counted
-        shorter_s = sum([each_s for _, length, each_s in arrivals if length < num_tokens])
-        overtaking = shorter_s / max(_LEAST_WATCH_S, now_s - since_s)
-        seconds = self._speed.seconds_for(needed_s, overtaking, unseen_s)
-        if len(arrivals) + 1 == _NUM_ARRIVALS:
-            return seconds
-        return min(seconds, self._speed.seconds_for(needed_s + shorter_s, unseen_s=unseen_s))
+        """Return how long `needed_s` of prefills take: a prompt's own and those before it."""
+        speed, unseen_s = self._speed, now_s - self._speed_seen_s
+        if self._is_by_length:
+            return self._overtaking.prefills_s(needed_s, num_tokens, speed, now_s, unseen_s)
+        return speed.seconds_for(needed_s, unseen_s=unseen_s)
 
     def _note_arrival(self, expected: Expected) -> None:
         if not self._is_left_over(expected):
             arrival_s = expected.request.arrival_s
-            self._arrivals.append((arrival_s, expected.num_tokens, expected.work.alone_s))
+            self._overtaking.note(arrival_s, expected.num_tokens, expected.work.alone_s)
 
     def _is_left_over(self, expected: Expected) -> bool:
         """Tell whether a request that arrives only gets what others leave over; it overtakes none.
@@ -486,16 +416,3 @@ class _Step(NamedTuple):
     """True if it leaves prompts over."""
     has_reserve: bool
     """True if it would have done more for prompts that are short of time."""
-
-
-def decode_s(request: Request, model: LatencyModel) -> float:
-    """Return the time of a step in which its second token is alone on the device.
-
-    With several answers to its prompt it is the step of all their second tokens.
-    """
-    return step_s(num_answers(request), request.num_prompt_tokens, model)
-
-
-def _due_s(request: Request) -> float:
-    """Return when a first token is due: never if the request is served though late."""
-    return math.inf if request.asked_slo is not None else request.arrival_s + request.slo.ttft_s

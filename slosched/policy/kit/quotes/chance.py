@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slosched.policy.kit.backlog import Backlog
-from slosched.policy.kit.lineup import Floats
-from slosched.policy.kit.speed import RecentSpeed
+from slosched.policy.kit.quotes.backlog import Backlog
+from slosched.policy.kit.quotes.lineup import Floats
+from slosched.policy.kit.quotes.speed import RecentSpeed
 
 _MEMORY_S = 4.0
 """Time after which an arrival or a step counts e times less."""

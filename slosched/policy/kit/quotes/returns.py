@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from slosched.policy.kit.quote import Expected
+from slosched.policy.kit.quotes.expected import Expected
 
 _SHARE = 0.1
 """Share of the device that those who come again may have; new clients come meanwhile."""

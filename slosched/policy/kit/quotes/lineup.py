@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from slosched.policy.kit.work import NO_WORK, Work
+from slosched.policy.kit.quotes.work import NO_WORK, Work
 
 _GONE = (math.nan, math.nan, 0.0, 0.0, 0.0)
 """The numbers of a prompt that waits no longer: no comparison with its place or its time holds."""

@@ -1,0 +1,1 @@
+"""Foreseeing the TTFT and the TPOT of a request that comes now."""
