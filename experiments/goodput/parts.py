@@ -20,7 +20,7 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.policy.goodput.policy import Goodput
-from slosched.policy.kit.deferred import add_without_preempting, serve_something
+from slosched.policy.kit.giving_way import serve_all_decodes
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, most_in_time
@@ -33,21 +33,11 @@ class NeverGivesWay(Goodput):
 
     def give_way(
         self,
-        pace: Pace,  # noqa: ARG002  # it serves all at every pace
         shortage: Shortage,
         order: Order,
         pack: PromptPack,
     ) -> None:
-        serve_all_decodes(shortage.decodes, order, pack)
-
-
-def serve_all_decodes(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:
-    """Fill the step of `pack` with all decodes, then with the punctual and the late prompts."""
-    add_without_preempting(pack.batch, decodes)
-    pack.add(order.in_time)
-    pack.add(order.late)
-    if not pack.batch.num_scheduled_tokens:
-        serve_something(pack.batch, decodes)
+        serve_all_decodes(pack, shortage.decodes, order)
 
 
 class AlwaysGivesWay(Goodput):

@@ -8,9 +8,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from experiments.goodput.parts import serve_all_decodes
 from slosched.core import DecodeGroup, SchedulerOutput, SchedulerView
 from slosched.policy.goodput.policy import Goodput
+from slosched.policy.kit.giving_way import serve_all_decodes
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Timed
@@ -21,7 +21,7 @@ class BankInPlan(Goodput):
     """In the plan, decodes cost only the tokens that they owe until each prompt is due."""
 
     def order(self, shortage: Shortage) -> Order:
-        view, _, prompts, supply = shortage
+        view, _, prompts, supply, _ = shortage
         now_s = view.now_s
         decodes = [r for r in view.running if r.is_decode]
         until_s = np.array([r.deadline_s for r, _ in prompts]) - now_s
@@ -83,11 +83,11 @@ class Hurry(Goodput):
         self._is_short = self._is_short and pace.all_s < quick_s
         return quick_s if self._is_short else super().step_s(pace)
 
-    def give_way(self, pace: Pace, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         if self._is_short and not self.only_in_step:
-            serve_all_decodes(shortage.decodes, order, pack)
+            serve_all_decodes(pack, shortage.decodes, order)
         else:
-            super().give_way(pace, shortage, order, pack)
+            super().give_way(shortage, order, pack)
 
     def _would_be_short(self, view: SchedulerView, num_seats: int) -> bool:
         if not view.waiting:

@@ -405,9 +405,9 @@ class LastFirst(Goodput):
         *late, (last, _) = shortage.prompts
         return Order([last], [request for request, _ in late])
 
-    def give_way(self, pace: Pace, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         pack.add(order.in_time)
-        super().give_way(pace, shortage, order._replace(in_time=[]), pack)
+        super().give_way(shortage, order._replace(in_time=[]), pack)
 
 
 def test_a_subclass_may_replace_the_order_the_giving_way_and_the_packing() -> None:

@@ -171,7 +171,7 @@ def test_a_small_cache_serves_more_when_it_is_filled_no_faster_than_it_is_emptie
         def spread(self, *_: object) -> None:
             pass
 
-        def take_freed(self, pace: Pace, shortage: Shortage, pack: PromptPack) -> bool:
+        def take_freed(self, shortage: Shortage, pack: PromptPack) -> bool:
             return False
 
     trace = synthesize("azure_conv", num_requests=500, seed=4).scaled_to(28.0)

@@ -14,10 +14,11 @@ from slosched.policy.kit.chunks import beside_decodes, in_chunks_like
 from slosched.policy.kit.deferred import add_without_preempting
 from slosched.policy.kit.drop import reject_hopeless
 from slosched.policy.kit.flood import Flood
-from slosched.policy.kit.giving_way import are_all_due_in_time, give_way
+from slosched.policy.kit.giving_way import are_all_due_in_time, give_way, serve_all_decodes
 from slosched.policy.kit.late_gaps import LateGaps, num_due_soon
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.memory import tokens_at_leisure, tokens_in_turn
+from slosched.policy.kit.overload import Overload
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, best_order
@@ -72,6 +73,7 @@ class GoodputParts:
         """The share of a TPOT that is left under the deadline rule."""
         self._worth = self.worth_class()
         self._flood = Flood(self._worth, self.min_share)
+        self._overload = Overload(self._worth, self.min_share)
         self._late_gaps = LateGaps(self._worth.stays)
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
@@ -123,7 +125,8 @@ class GoodputParts:
         """Return which prompts are in time, which are late, and in what order they run."""
         kept = self._worth.least
         prompts, hopeless = split_unkeepable(shortage.prompts, shortage.view, kept)
-        order = best_order(prompts, shortage.supply, self.fairness, self.ageing)
+        supply, goes_by_length = shortage.supply, self._overload.is_lasting(shortage)
+        order = best_order(prompts, supply, self.fairness, self.ageing, by_length=goes_by_length)
         return behind_others(order, hopeless)
 
     def spread(
@@ -139,13 +142,13 @@ class GoodputParts:
         if tokens is not None and tokens < batch.num_free_tokens:
             batch.num_free_tokens, batch.is_at_leisure = tokens, True
 
-    def take_freed(self, pace: Pace, shortage: Shortage, pack: PromptPack) -> bool:
+    def take_freed(self, shortage: Shortage, pack: PromptPack) -> bool:
         """Add all decodes, and prompts as far as decodes free KV blocks, if there are few.
 
         Returns False, and adds nothing, if blocks are not short or time is shorter: beside decodes
         the step then has none for as many prompt tokens as they free.
         """
-        view, decodes, prompts, _ = shortage
+        view, decodes, prompts, _, pace = shortage
         batch, limit_s = pack.batch, pack.batch.time_limit_s
         if pace.all_s >= limit_s or not self._flood.is_short_of_blocks(pace, prompts, pack, view):
             return False
@@ -158,28 +161,33 @@ class GoodputParts:
         pack.add(self._flood.in_turn(self.order(shortage), prompts, pace, view, self.fairness))
         return True
 
-    def give_way(self, pace: Pace, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         """Fill the step of `pack` with the decodes and prompts of `shortage`.
 
         Where more decodes are late or due than it has time for, it holds all of them instead: if a
         few were served at a time, each few would pay the constant of a step, and ever more be late.
-        Only a mean TPOT forgives that.
+        Only a mean TPOT forgives that.  No decode gives way either while more prompts want a seat
+        than are free, and there is time for all: a decode that gives way keeps its seat for longer.
         """
-        view, decodes, batch = shortage.view, shortage.decodes, pack.batch
+        view, decodes, pace, batch = shortage.view, shortage.decodes, shortage.pace, pack.batch
         step_s, rule = batch.time_limit_s, view.limits.deadline_rule
         is_forgiven = rule is DeadlineRule.MEAN_TPOT and pace.all_s > step_s
         if is_forgiven and not are_all_due_in_time(batch, decodes, view):
             batch.time_limit_s = math.nextafter(pace.all_s, math.inf)
             add_without_preempting(batch, decodes)
             return
+        if shortage.lacks_seats and pace.all_s < step_s:
+            serve_all_decodes(pack, decodes, order)
+            return
         if order.in_time:
-            batch.time_limit_s = self.while_ahead_s(pace, shortage, step_s)
+            batch.time_limit_s = self.while_ahead_s(shortage, step_s)
         due_s = view.now_s + (batch.time_limit_s + (self.due_steps - 1) * step_s)
         give_way(pack, decodes, order, view, due_s)
 
-    def while_ahead_s(self, pace: Pace, shortage: Shortage, step_s: float) -> float:
+    def while_ahead_s(self, shortage: Shortage, step_s: float) -> float:
         """Return the time limit of a step in which decodes give way, at least `step_s`."""
-        return limit_while_ahead_s(pace, shortage.decodes, shortage.view, self._margin, step_s)
+        view, decodes, pace = shortage.view, shortage.decodes, shortage.pace
+        return limit_while_ahead_s(pace, decodes, view, self._margin, step_s)
 
     def beside_decodes(
         self, pace: Pace, prompts: Sequence[Timed], view: SchedulerView
@@ -189,9 +197,9 @@ class GoodputParts:
         budget_tokens = view.limits.max_num_batched_tokens
         return beside_decodes(prompts, pace, view.model, budget_tokens, share)
 
-    def take_turns(self, long: LongSteps, pace: Pace, shortage: Shortage, pack: PromptPack) -> None:
+    def take_turns(self, long: LongSteps, shortage: Shortage, pack: PromptPack) -> None:
         """Add all decodes, and the chunk of a long step as soon as they are ahead by as much."""
-        view, decodes, prompts, supply = shortage
+        view, decodes, prompts, supply, pace = shortage
         is_short = self._flood.is_short_of_blocks(pace, prompts, pack, view)
         limit_s = long.limit_s(decodes, prompts, pace, view, self._margin)
         if limit_s is None:
@@ -203,22 +211,20 @@ class GoodputParts:
         budget_tokens = view.limits.max_num_batched_tokens
         timed = in_chunks_like(long.chunk, prompts, view.model, budget_tokens)
         supply = supply._replace(share=self._share(long.between_s / long.tpot_s))
-        order = self.order(Shortage(view, decodes, timed, supply))
+        order = self.order(Shortage(view, decodes, timed, supply, pace))
         in_turn = [*order.in_time, *order.late]
         if is_short:
             in_turn = self._flood.in_turn(order, timed, pace, view, self.fairness)
         pack.add(in_turn)
 
-    def spend_late_gap(
-        self, tpot_s: float, pace: Pace, shortage: Shortage, pack: PromptPack
-    ) -> bool:
+    def spend_late_gap(self, tpot_s: float, shortage: Shortage, pack: PromptPack) -> bool:
         """Add all decodes, and once prompts are due whole ones, which makes decodes late.
 
         Fewer decodes may miss their SLO by it than prompts would.  `tpot_s` leaves no time for
         prompts.  Returns False, and adds nothing, if a larger TPOT leaves them time and not all
         decodes can afford a late gap.
         """
-        view, decodes, prompts, supply = shortage
+        view, decodes, prompts, supply, pace = shortage
         batch = pack.batch
         limits_s = self._late_gaps.limits_s(decodes, tpot_s, view, self._margin)
         if pace.tpot_s > tpot_s and limits_s[0] <= _LEAST_GAIN * batch.time_limit_s:

@@ -327,21 +327,21 @@ class Goodput(GoodputParts, PlansBesideDecodes, ForeseesDecodes):
         )
         long = self.long_steps(pace, view) if prompts else None
         if long is not None:
-            self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
+            self.take_turns(long, Shortage(view, decodes, prompts, supply, pace), pack)
             return
         if starving_s is not None and view.limits.deadline_rule is DeadlineRule.TBT:
-            shortage = Shortage(view, decodes, prompts, supply)
-            if self.spend_late_gap(starving_s, pace, shortage, pack):
+            shortage = Shortage(view, decodes, prompts, supply, pace)
+            if self.spend_late_gap(starving_s, shortage, pack):
                 return
         is_enough = self.is_enough_for_all(pace, prompts, supply)
         if not is_enough or self._flood.is_short_of_blocks(pace, prompts, pack, view):
             bare = self.at_bare_pace(pace, supply)
             timed = self.beside_decodes(pace, prompts, view)
-            shortage = Shortage(view, decodes, timed, bare)
-            if self.take_freed(pace, shortage, pack):
+            shortage = Shortage(view, decodes, timed, bare, pace)
+            if self.take_freed(shortage, pack):
                 return
             if not is_enough:
-                self.give_way(pace, shortage, self.order(shortage), pack)
+                self.give_way(shortage, self.order(shortage), pack)
                 return
         batch.has_reserve = _have_room(prompts, len(view.running) - len(decodes), batch)
         add_without_preempting(batch, decodes)
@@ -383,7 +383,7 @@ class Goodput(GoodputParts, PlansBesideDecodes, ForeseesDecodes):
             and not batch.has_left(timed[0])
         ]
         supply = self.at_bare_pace(pace, self.supply(pace, batch, view.now_s))
-        order = self.order(Shortage(view, decodes, prompts, supply))
+        order = self.order(Shortage(view, decodes, prompts, supply, pace))
         pack = self.pack_class(batch, view.now_s, begun)
         pack.add(self._flood.in_turn(order, prompts, pace, view, self.fairness))
 

@@ -9,7 +9,13 @@ from operator import attrgetter
 
 from slosched.batch import BatchBuilder
 from slosched.core import Request, SchedulerView
-from slosched.policy.kit.deferred import add_due, add_in_time, num_in_time, serve_something
+from slosched.policy.kit.deferred import (
+    add_due,
+    add_in_time,
+    add_without_preempting,
+    num_in_time,
+    serve_something,
+)
 from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order
@@ -45,6 +51,15 @@ def give_way(
         add_in_time(batch, [r for r in lost if r not in batch])
     if not batch.num_scheduled_tokens:
         serve_something(batch, decodes)
+
+
+def serve_all_decodes(pack: PromptPack, decodes: Sequence[Request], order: Order) -> None:
+    """Fill the step of `pack` with all decodes, then with the punctual and the late prompts."""
+    add_without_preempting(pack.batch, decodes)
+    pack.add(order.in_time)
+    pack.add(order.late)
+    if not pack.batch.num_scheduled_tokens:
+        serve_something(pack.batch, decodes)
 
 
 def _merge(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:

@@ -21,6 +21,8 @@ _LEAST_ARRIVALS = 16
 """Arrivals before which every TPOT that can be kept is kept."""
 _NEARLY_ALL = 0.75
 """Share of the arrivals whose promise is that of nearly all."""
+_ALIKE = 2.0
+"""Largest TTFT of the arrivals, as a multiple of the smallest, with which all are about alike."""
 _MOST_TIERS = 8
 """TPOTs that are weighed; of more, so many quantiles are, and then some beside the best."""
 _LEAST_GAIN = 1.02
@@ -106,6 +108,15 @@ class Worth:
         """Tell whether nearly all of the latest arrivals ask for the same TPOT."""
         num_by_tpot_s = Counter(a.tpot_s for a in self._arrivals)
         return max(num_by_tpot_s.values(), default=0) >= _NEARLY_ALL * len(self._arrivals)
+
+    @property
+    def are_ttfts_alike(self) -> bool:
+        """Tell whether the TTFTs of most of the latest arrivals differ by a factor of 2 at most."""
+        ttfts_s = sorted([a.ttft_s for a in self._arrivals])
+        if not ttfts_s:
+            return False
+        num_outside = len(ttfts_s) // 8  # at either end
+        return ttfts_s[-1 - num_outside] <= _ALIKE * ttfts_s[num_outside]
 
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.
