@@ -42,27 +42,54 @@ def with_program_deadlines(
             "the time of a program needs a positive, finite base or factor, not "
             f"{base_s!r} s and {factor!r}"
         )
-    program_s: dict[str, float] = {}
+    beside_s = _beside_base_s(requests, factor)
+    if not beside_s:
+        raise TraceError(
+            "a deadline for whole programs needs sessions: use a trace with a column session_id, "
+            "or the kind agents"
+        )
+    program_s = {name: base_s + seconds for name, seconds in beside_s.items()}
+    return list(_promised(requests, program_s))
+
+
+def with_moved_programs(
+    before: Sequence[TraceRequest], after: Sequence[TraceRequest], factor: float
+) -> list[TraceRequest]:
+    """Return the requests `after` their arrivals were moved, each program with its new pauses.
+
+    The time promised for a program holds the pauses until turns that arrive at their own times, so
+    it changes with them.  `factor` is the one with which the times were promised, 0 if unknown.
+    """
+    if all(request.program_s is None for request in before):
+        return list(after)
+    if not all(_may_take_s(r) < math.inf for r in before if r.session_id is not None):
+        factor = 0.0
+    was_s, is_s = _beside_base_s(before, factor), _beside_base_s(after, factor)
+    return [
+        r
+        if r.program_s is None or r.session_id is None
+        else replace(r, program_s=max(0.0, r.program_s + is_s[r.session_id] - was_s[r.session_id]))
+        for r in after
+    ]
+
+
+def _beside_base_s(requests: Sequence[TraceRequest], factor: float) -> dict[str, float]:
+    """Return what is promised for each session beside the base: its pauses and its turns."""
+    beside_s: dict[str, float] = {}
     first_s: dict[str, float] = {}
     for request in requests:
         name = request.session_id
         if name is None:
             continue
-        if name not in program_s:
-            program_s[name], first_s[name], pause_s = base_s, request.arrival_s, 0.0
+        if name not in beside_s:
+            beside_s[name], first_s[name], pause_s = 0.0, request.arrival_s, 0.0
         elif request.think_s is not None:
             pause_s = request.think_s
         else:  # it arrives at its own time, and the turns before may take until then
-            passed_s = request.arrival_s - first_s[name]
-            pause_s = max(0.0, passed_s - (program_s[name] - base_s))
+            pause_s = max(0.0, request.arrival_s - first_s[name] - beside_s[name])
         promised_s = factor * _promised_s(request) if factor else 0.0
-        program_s[name] += promised_s + pause_s
-    if not program_s:
-        raise TraceError(
-            "a deadline for whole programs needs sessions: use a trace with a column session_id, "
-            "or the kind agents"
-        )
-    return list(_promised(requests, program_s))
+        beside_s[name] += promised_s + pause_s
+    return beside_s
 
 
 def _promised(
@@ -83,12 +110,15 @@ def _promised(
 
 
 def _promised_s(request: TraceRequest) -> float:
-    """Return how long the request may take at its TTFT and TPOT."""
-    slo = request.slo
-    promised_s = slo.ttft_s + (request.num_output_tokens - 1) * slo.tpot_s
+    """Return how long the request may take at its TTFT and TPOT; raise TraceError for no limit."""
+    promised_s = _may_take_s(request)
     if not promised_s < math.inf:
         raise TraceError(
             f"request {request.request_id!r} has no TTFT or no TPOT, so no multiple of its time "
             "can be promised for its program: promise both, or give the program's time in seconds"
         )
     return promised_s
+
+
+def _may_take_s(request: TraceRequest) -> float:
+    return request.slo.ttft_s + (request.num_output_tokens - 1) * request.slo.tpot_s

@@ -17,7 +17,11 @@ import numpy as np
 
 from slosched.core import SLO, OnInfeasible
 from slosched.workload.marks import Adapters, Priorities
-from slosched.workload.programs import with_program_deadlines, with_think_times
+from slosched.workload.programs import (
+    with_moved_programs,
+    with_program_deadlines,
+    with_think_times,
+)
 from slosched.workload.request import MOST_TOKENS, TraceError, TraceRequest
 from slosched.workload.slo import SLORule, Tiers
 from slosched.workload.statistics import (
@@ -122,13 +126,15 @@ class Trace:
 
         Time is stretched or compressed. Order, IAT CV and the shape of bursts stay; at a higher
         rate bursts are shorter relative to the service time (`thinned_to` keeps their duration and
-        weakens them).
+        weakens them).  What is promised and the `think_s` of turns stay, since neither devices nor
+        people get faster; but the time of a program includes the pauses until turns that arrive at
+        their own times, and changes with these.
         """
         if not 0 < rate < math.inf:
             raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
         stretch = self._own_rate() / rate
-        requests = tuple(replace(r, arrival_s=r.arrival_s * stretch) for r in self.requests)
-        return self._derived(requests, rate=rate)
+        moved = [replace(r, arrival_s=r.arrival_s * stretch) for r in self.requests]
+        return self._derived(self._with_moved_programs(moved), rate=rate)
 
     def thinned_to(self, rate: float, seed: int = 0) -> Trace:
         """Return a random part of the requests, at their own times, at about `rate` requests/s.
@@ -154,7 +160,8 @@ class Trace:
 
         The mean rate is exactly `rate`, the trace's own unless given.  The difference of a metric
         between a trace and its control is the effect of the bursts.  Given their number and the
-        first and last of them, the arrivals of a Poisson process are uniform in between.
+        first and last of them, the arrivals of a Poisson process are uniform in between.  The times
+        of programs change as in `scaled_to`.
         """
         rate = self._own_rate() if rate is None else rate
         if not 0 < rate < math.inf:
@@ -162,9 +169,10 @@ class Trace:
         duration_s = (len(self) - 1) / rate
         inside = np.random.default_rng(seed).random(max(0, len(self) - 2))
         times_s = np.concatenate(([0.0], np.sort(inside), [1.0]))[: len(self)] * duration_s
-        requests = [
+        moved = [
             replace(r, arrival_s=float(t)) for r, t in zip(self.requests, times_s, strict=True)
         ]
+        requests = self._with_moved_programs(moved)
         return self._derived(requests, poisson_rate=rate, poisson_seed=seed)
 
     def head(self, n: int) -> Trace:
@@ -330,6 +338,12 @@ class Trace:
         loras = len({r.lora_id for r in self.requests} - {None})
         found = {"priorities": priorities} if priorities > 1 else {}
         return found | ({"loras": loras} if loras else {})
+
+    def _with_moved_programs(self, moved: Sequence[TraceRequest]) -> list[TraceRequest]:
+        """Return the moved requests, with the times of the programs that belong to them."""
+        factor = self.provenance.get("program_factor", 0.0)
+        known = float(factor) if isinstance(factor, int | float) else 0.0
+        return with_moved_programs(self.requests, moved, known)
 
     def _own_rate(self) -> float:
         """Return the rate; raise TraceError if there is none that could be changed."""

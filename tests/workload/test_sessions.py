@@ -5,7 +5,8 @@ from itertools import groupby, pairwise
 import numpy as np
 import pytest
 
-from slosched.workload import TraceRequest, synthesize
+from slosched.core import SLO
+from slosched.workload import Trace, TraceRequest, synthesize
 from slosched.workload.lengths import Fixed
 from slosched.workload.sessions import Sessions
 
@@ -80,3 +81,44 @@ def test_a_rate_for_which_too_many_sessions_would_have_begun_is_refused():
     with pytest.raises(ValueError, match=r"at 1e\+09 requests/s, [0-9.]+e\+11 sessions.* scale"):
         synthesize("sessions", num_requests=100, rate=1e9)
     assert synthesize("agents", num_requests=100, rate=1e9).rate == pytest.approx(1e9)
+
+
+def program_times(trace: Trace) -> list[float | None]:
+    return [r.program_s for r in trace.requests]
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.5])
+@pytest.mark.parametrize("speed", [0.01, 0.5, 3.0, 200.0])
+def test_the_time_of_a_program_follows_the_times_at_which_its_turns_arrive(factor, speed):
+    trace = synthesize("sessions", num_requests=60, seed=2).with_slo(SLO(1.0, 0.05))
+    promised = trace.with_program_deadlines(20.0, factor)
+    rate = speed * trace.rate
+    for name, moved, bare in (
+        ("scaled", promised.scaled_to(rate), trace.scaled_to(rate)),
+        ("poisson", promised.with_poisson_arrivals(rate), trace.with_poisson_arrivals(rate)),
+    ):
+        anew = bare.with_program_deadlines(20.0, factor)
+        assert program_times(moved) == pytest.approx(program_times(anew), abs=1e-6), name
+        assert [r.slo for r in moved.requests] == [r.slo for r in trace.requests]
+
+
+def test_the_time_of_a_program_stays_where_its_turns_wait_for_each_other():
+    trace = synthesize("agents", num_requests=60, seed=2).with_program_deadlines(20.0)
+    scaled = trace.scaled_to(3 * trace.rate)
+    assert program_times(scaled) == program_times(trace)
+    assert [r.think_s for r in scaled.requests] == [r.think_s for r in trace.requests]
+
+
+def test_a_time_that_a_file_promises_keeps_what_is_left_after_the_last_arrival():
+    def turn(name: str, arrival_s: float, program_s: float | None) -> TraceRequest:
+        session = None if program_s is None else str(program_s)
+        return TraceRequest(name, arrival_s, 10, 2, session_id=session, program_s=program_s)
+
+    turns = [turn("a", 0, 50), turn("b", 4, 7), turn("c", 14, 7), turn("d", 40, 50)]
+    trace = Trace.of([*turns, turn("e", 41, None)], "file")
+    assert program_times(trace.scaled_to(2 * trace.rate)) == [30, 2, 2, 30, None]
+    # Nobody could keep 7 s with a turn after 10 s, and that stays so.
+    assert program_times(trace.scaled_to(trace.rate / 2)) == [90, 17, 17, 90, None]
+    assert program_times(trace.scaled_to(100 * trace.rate)) == pytest.approx(
+        [10.4, 0, 0, 10.4, None]
+    )
