@@ -548,6 +548,31 @@ def test_compare_judges_a_trace_by_its_own_slos_unless_others_are_asked_for(cli:
     assert "judged by its own SLO" not in other.out
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--slo-ttft 2s", "Promised: TTFT 2 s, no TPOT."),
+        ("--slo-ttft 3x", "no TPOT."),
+        ("--slo-tpot 40ms", "Promised: no TTFT, TPOT 40 ms."),
+        ("--slo-ttft 2s --slo-tpot 40ms", "Promised: TTFT 2 s, TPOT 40 ms."),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "compare"])
+def test_every_command_promises_just_what_it_is_given(
+    cli: Cli, command: str, given: str, says: str
+) -> None:
+    said = cli(
+        command, "-p", "fcfs", "--trace", "poisson", "-n", "5", *given.split(), "--no-figures"
+    )
+    assert said.status == 0, said.err
+    assert says in said.out
+
+
+def test_compare_promises_the_usual_times_if_it_is_given_none(cli: Cli) -> None:
+    said = cli("compare", "-p", "fcfs", "--trace", "poisson", "-n", "5", "--no-figures")
+    assert "Promised: TTFT 1 s, TPOT 50 ms." in said.out
+
+
 def test_compare_keeps_what_others_did_where_a_policy_fails(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(
         "from slosched.core import Policy\n\n\n"

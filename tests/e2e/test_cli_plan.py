@@ -18,11 +18,12 @@ pytestmark = pytest.mark.e2e
 
 Cli = Callable[..., Said]
 QUICK = ("plan", "--trace", "poisson", "-n", "60", "--seeds", "2", "--jobs", "1")
+PROMISE = ("--slo-ttft", "1s", "--slo-tpot", "60ms")
 GPUS = ("--gpu", "h100=2.5", "--gpu", "l40s=0.9")
 
 
 def test_it_finds_a_fleet_and_says_it_to_people_and_to_scripts(cli: Cli, tmp_path: Path) -> None:
-    command = [*QUICK, *GPUS, "--rate", "60", "-p", "fcfs", "--slo-tpot", "60ms", "-o", "out"]
+    command = [*QUICK, *GPUS, "--rate", "60", "-p", "fcfs", *PROMISE, "-o", "out"]
     said = cli(*command)
     assert said.status == 0, said.err
     assert "cheapest" in said.out

@@ -16,16 +16,13 @@ from slosched.cli.promised import promised_in
 from slosched.cli.simulation import ReplicaOptions
 from slosched.cli.trace_source import described
 from slosched.evaluate.bounds import Bound, Pace, bounds_of, capacity_bound
-from slosched.workload import TTFTPromise
 
 
 @grouped
 def bounds(
     context: typer.Context,
     trace: options.TraceSource = "azure_conv",
-    promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
-    ),
+    promise: options.UsualPromiseOptions = options.UsualPromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),

@@ -46,7 +46,6 @@ from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.simulation import ReplicaOptions
 from slosched.fleet.view import ReplicaKind
 from slosched.perfmodel import load_model
-from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
     from slosched.evaluate.capacity import Contender, MakePool, Study, Sweep
@@ -75,9 +74,7 @@ def capacity(
     ] = None,
     like: Like = None,
     trace: options.TraceSource = "azure_conv",
-    promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
-    ),
+    promise: options.UsualPromiseOptions = options.UsualPromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),

@@ -26,14 +26,14 @@ from slosched.cli.promised import promised
 from slosched.cli.search_options import TunedFiles, check_no_tuned, loosest, loosest_fleet
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.cli.trace_source import described
-from slosched.core import NO_SLO, DeadlineRule
+from slosched.core import DeadlineRule
 from slosched.evaluate.comparison import Comparison, Outcome, Replica, all_gpu_s, summarize_all
 from slosched.fleet.view import ReplicaKind
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.replay.benchmark_results import is_benchmark_result, read_benchmark_result
 from slosched.replay.files import read_records
-from slosched.workload import Trace, TTFTPromise
+from slosched.workload import Trace
 
 if TYPE_CHECKING:
     from slosched.evaluate.bounds import Bounds
@@ -54,9 +54,7 @@ def compare(
     ] = None,
     like: Like = None,
     trace: options.TraceSource = "azure_conv",
-    promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
-    ),
+    promise: options.UsualPromiseOptions = options.UsualPromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
@@ -194,7 +192,7 @@ def _about(bounds: Bounds, device: Replica) -> str:
 
 
 def _read_all(
-    texts: Sequence[str], promise: options.TracePromiseOptions, taken: Collection[str]
+    texts: Sequence[str], promise: options.UsualPromiseOptions, taken: Collection[str]
 ) -> dict[str, Outcome]:
     """Return the replays of `--records` by name.
 
@@ -212,7 +210,7 @@ def _read_all(
             raise ValueError(f"--records {text!r}: the name {name!r} is taken; choose another")
         file = Path(path)
         if is_benchmark_result(file):
-            replay = read_benchmark_result(file, promise.fixed() or NO_SLO)
+            replay = read_benchmark_result(file, promise.fixed())
         else:
             replay = read_records(file)
         found[name] = Outcome(replay.records)

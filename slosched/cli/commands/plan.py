@@ -25,7 +25,7 @@ from slosched.fleet.routers import ROUTERS
 from slosched.fleet.spec import make_router
 from slosched.fleet.view import ReplicaKind
 from slosched.policy.spec import make_policy
-from slosched.workload import Trace, TraceError, TTFTPromise
+from slosched.workload import Trace, TraceError
 
 if TYPE_CHECKING:
     from slosched.cli.plan_report import PlanReport
@@ -62,9 +62,7 @@ def plan(
         ),
     ] = DEFAULT_MODEL_NAME,
     trace: options.TraceSource = "azure_conv",
-    promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
-    ),
+    promise: options.UsualPromiseOptions = options.UsualPromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     policy: options.PolicyName = "goodput",
     router: Annotated[

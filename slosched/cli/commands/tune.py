@@ -17,7 +17,6 @@ from slosched.cli.search_options import Jobs, Precision, RayAddress, pool_of, wi
 from slosched.cli.sigterm import sigterm_as_ctrl_c
 from slosched.cli.simulation import ReplicaOptions
 from slosched.policy.spec import make_policy
-from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
     from slosched.evaluate.capacity import MakePool
@@ -55,9 +54,7 @@ def tune(
         float | None, typer.Option(help="Tune for good requests/s at this offered rate instead: 4.")
     ] = None,
     trace: options.TraceSource = "azure_conv",
-    promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
-    ),
+    promise: options.UsualPromiseOptions = options.UsualPromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),

@@ -9,7 +9,7 @@ from slosched.cli.options.memory import (
     prefix_host,
 )
 from slosched.cli.options.model import Format, ModelOptions
-from slosched.cli.options.promises import PromiseOptions, TracePromiseOptions
+from slosched.cli.options.promises import PromiseOptions, TracePromiseOptions, UsualPromiseOptions
 from slosched.cli.options.scheduling import LatencyModelName, LimitOptions, PolicyName
 from slosched.cli.options.traces import Seed, TraceOptions, TraceSource
 from slosched.cli.options.values import (
@@ -51,6 +51,7 @@ __all__ = [
     "TraceOptions",
     "TracePromiseOptions",
     "TraceSource",
+    "UsualPromiseOptions",
     "check_heeded",
     "check_other_file",
     "check_two_files",

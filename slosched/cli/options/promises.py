@@ -47,16 +47,37 @@ TTFT = Annotated[
         help="TTFT to promise: 500ms, 1s, 0.5.",
     ),
 ]
-TPOT = Annotated[
-    float | None,
-    typer.Option(
+
+
+def _tpot(more: str = "") -> Any:
+    """Return the option --slo-tpot with `more` in its help."""
+    return typer.Option(
         "--slo-tpot",
         parser=promised,
         callback=_one_promise,
         metavar="TIME",
-        help="TPOT to promise: 50ms, 0.05.",
-    ),
-]
+        help="TPOT to promise: 50ms, 0.05." + more,
+    )
+
+
+def _trace_ttft(more: str) -> Any:
+    """Return the option --slo-ttft of a trace with `more` in its help."""
+    return typer.Option(
+        "--slo-ttft",
+        parser=ttft,
+        callback=_one_promise,
+        metavar="TIME|FACTORx",
+        help="TTFT to promise: 500ms, 1s; 3x for three times what the latency model predicts "
+        "for the prompt's prefill alone; 0.5s+3x for their sum." + more,
+    )
+
+
+_NO_TPOT = "  Without --slo-tpot, no TPOT is promised."
+_NO_TTFT = "  Without --slo-ttft, no TTFT is promised."
+USUAL_SLO = SLO(1.0, 0.05)
+"""What commands that need some promise make if they are given none."""
+
+TPOT = Annotated[float | None, _tpot()]
 SLOName = Annotated[
     str | None,
     typer.Option(
@@ -91,18 +112,8 @@ class PromiseOptions:
 class TracePromiseOptions:
     """The SLO options for a trace: one promise for all, tiers, or a TTFT by prompt length."""
 
-    slo_ttft: Annotated[
-        TTFTPromise | None,
-        typer.Option(
-            "--slo-ttft",
-            parser=ttft,
-            callback=_one_promise,
-            metavar="TIME|FACTORx",
-            help="TTFT to promise: 500ms, 1s; 3x for three times what the latency model predicts "
-            "for the prompt's prefill alone; 0.5s+3x for their sum.",
-        ),
-    ] = None
-    slo_tpot: TPOT = None
+    slo_ttft: Annotated[TTFTPromise | None, _trace_ttft(_NO_TPOT)] = None
+    slo_tpot: Annotated[float | None, _tpot(_NO_TTFT)] = None
     slo_tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,3 +164,22 @@ class TracePromiseOptions:
                 "give --slo-ttft and --slo-tpot as times"
             )
         return PromiseOptions(ttft.base_s or None, self.slo_tpot).slo()
+
+
+@dataclass(frozen=True)
+class UsualPromiseOptions(TracePromiseOptions):
+    """The same options of commands that promise `USUAL_SLO` if nothing else is promised."""
+
+    slo_ttft: Annotated[
+        TTFTPromise | None, _trace_ttft(_NO_TPOT + "  Default without both: 1s and 50ms.")
+    ] = None
+    slo_tpot: Annotated[
+        float | None, _tpot(_NO_TTFT + "  Default without both: 50ms and a TTFT of 1s.")
+    ] = None
+
+    def fixed(self) -> SLO:
+        """Return the one SLO for all requests, `USUAL_SLO` if no time was given.
+
+        Raise ValueError for tiers and prefill times, as the other options do.
+        """
+        return super().fixed() or USUAL_SLO
