@@ -26,6 +26,32 @@ def searched(search: Search, attainment: Callable[[int], float]) -> dict[int, fl
     return known
 
 
+@given(
+    low=st.floats(1e-3, 1e3),
+    times=st.floats(2.0, 1e4),
+    precision=st.sampled_from([0.01, 0.02, 0.1, 0.5]),
+)
+def test_no_rate_is_outside_of_what_may_be_tried(
+    low: float, times: float, precision: float
+) -> None:
+    lattice = Lattice.between(low, times * low, precision)
+    assert low <= lattice.rate(lattice.lowest) <= lattice.rate(lattice.highest) <= times * low
+    assert lattice.rate(lattice.lowest - 1) < low
+    assert lattice.rate(lattice.highest + 1) > times * low
+
+
+@pytest.mark.parametrize("k", [-300, -7, 1, 2, 35, 150])
+def test_a_limit_that_is_a_rate_of_the_lattice_is_tried_itself(k: int) -> None:
+    rate = LATTICE.rate(k)
+    assert Lattice.between(rate, 2 * rate, 0.02).lowest == k
+    assert Lattice.between(rate / 2, rate, 0.02).highest == k
+
+
+def test_a_range_without_any_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"precision 0.5 is between 1.6 and 2.1"):
+        Lattice.between(1.6, 2.1, 0.5)
+
+
 @given(guess=places, knee=places, width=st.sampled_from([1, 4]))
 def test_a_curve_that_falls_is_bracketed(guess: int, knee: int, width: int) -> None:
     search = Search(LATTICE, 0.9, guess, width=width)
@@ -81,7 +107,7 @@ def test_what_another_target_measured_is_used() -> None:
 def test_rates_are_the_same_whatever_the_ends() -> None:
     wide, narrow = Lattice.between(0.01, 1000, 0.02), Lattice.between(5, 50, 0.02)
     assert wide.rate(100) == narrow.rate(100) == 7.24465
-    assert narrow.rate(narrow.lowest) <= 5 < 50 <= narrow.rate(narrow.highest)
+    assert 5 <= narrow.rate(narrow.lowest) < narrow.rate(narrow.highest) <= 50
     assert narrow.nearest(1e9) == narrow.highest
     assert narrow.nearest(7.3) == 100
 

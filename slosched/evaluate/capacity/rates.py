@@ -26,6 +26,10 @@ class Lattice:
 
     @classmethod
     def between(cls, low: float, high: float, precision: float) -> Lattice:
+        """Return the lattice of all rates that are at least `low` and at most `high`.
+
+        Raise ValueError if there is none, or for a wrong precision.
+        """
         if not 0 < precision <= 0.5:
             raise ValueError(f"precision must be a share in (0, 0.5], as 0.02, not {precision!r}")
         if not 0 < low < high < math.inf:
@@ -33,7 +37,19 @@ class Lattice:
                 f"a search needs a lowest rate and a higher highest one, not {low!r} and {high!r}"
             )
         step = math.log1p(precision)
-        return cls(precision, math.floor(math.log(low) / step), math.ceil(math.log(high) / step))
+        wide = cls(precision, math.floor(math.log(low) / step), math.ceil(math.log(high) / step))
+        lowest, highest = wide.lowest, wide.highest
+        # A step or two at either end: whether a rate is inside is up to its rounding.
+        while wide.rate(lowest) < low:
+            lowest += 1
+        while wide.rate(highest) > high:
+            highest -= 1
+        if lowest > highest:
+            raise ValueError(
+                f"no rate of a search with precision {precision} is between {low!r} and {high!r} "
+                "requests/s: widen the range, or ask for a finer precision"
+            )
+        return replace(wide, lowest=lowest, highest=highest)
 
     def rate(self, k: int) -> float:
         """Return requests/s, rounded so that the last bit cannot differ between machines."""
