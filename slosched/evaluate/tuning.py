@@ -35,6 +35,7 @@ from slosched.policy.spec import (
     values_to_try,
     with_options,
 )
+from slosched.replay.json_fields import as_object
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace
 
@@ -87,7 +88,7 @@ class Tuned:
     def read(cls, path: Path) -> Tuned:
         """Read what `slosched tune` wrote.  Raises CapacityError for any other file."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = as_object(json.loads(path.read_text(encoding="utf-8")))
             if document.pop("format") != TUNED_FORMAT:
                 raise ValueError("another format")
             trials = [Trial(**trial) for trial in document.pop("trials")]
@@ -101,8 +102,9 @@ class Tuned:
                     raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
             return tuned
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise CapacityError(
-                f"{path} is not what `slosched tune` writes as tuned.json ({error})"
+                f"{path} is not what `slosched tune` writes as tuned.json ({why})"
             ) from error
 
     @property

@@ -15,6 +15,7 @@ The files hold no SLO, so one must be given.  They do not tell rejection or pree
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from slosched.core import SLO, EndReason, RequestStatus
 from slosched.metrics import RequestRecord
 from slosched.replay.files import RecordsError, Replay, check_times
+from slosched.replay.json_fields import is_count, is_number, shown
 
 _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 _SETTINGS = ("backend", "model_id", "request_rate", "burstiness", "max_concurrency", "duration")
@@ -52,29 +54,64 @@ def read_benchmark_result(path: Path, slo: SLO) -> Replay:
             "or sglang.bench_serving with --output-details"
         )
     num_requests = len(result["ttfts"])
-    starts_s = result.get("start_times") or [0.0] * num_requests
-    errors = result.get("errors") or [""] * num_requests
+    starts_s = _column(path, result, "start_times", [0.0] * num_requests)
+    errors = _column(path, result, "errors", [""] * num_requests)
     rows = (starts_s, *(result[name] for name in _LISTS), errors)
     lengths = {len(row) for row in rows}
     if lengths != {num_requests} or not num_requests:
         raise RecordsError(f"{path}: its lists have {sorted(lengths)} entries, not one a request")
-    try:
-        zero_s = min(starts_s)
-        records = [
-            _record(str(i), start_s - zero_s, *row, slo=slo)
-            for i, (start_s, *row) in enumerate(zip(*rows, strict=True))
-        ]
-    except (TypeError, ValueError) as error:
-        raise RecordsError(f"{path} holds what is no request: {error}") from error
+    for place, row in enumerate(zip(*rows, strict=True)):
+        _check_row(path, place, *row)
+    zero_s = min(starts_s)
+    records = []
+    for place, (start_s, *others) in enumerate(zip(*rows, strict=True)):
+        try:
+            records.append(_record(str(place), start_s - zero_s, *others, slo=slo))
+        except ValueError as error:
+            raise RecordsError(f"{path}: of request {place}, {error}") from error
     settings = {name: result[name] for name in _SETTINGS if name in result}
     return Replay(records, {"read from": path.name, **settings})
+
+
+def _column(path: Path, result: Mapping[str, Any], name: str, default: list[Any]) -> list[Any]:
+    """Return a list that a result need not have, `default` if it is missing or empty."""
+    found = result.get(name) or default
+    if not isinstance(found, list):
+        raise RecordsError(f"{path}: {name} is {shown(found)}, not a list with an entry a request")
+    return found
+
+
+def _check_row(path: Path, place: int, start_s: object, *row: object) -> None:
+    """Raise RecordsError, which names request and list, for an entry of another kind.
+
+    Of a request that failed or emitted nothing, no times of tokens are looked at.
+    """
+    num_prompt_tokens, num_output_tokens, ttft_s, gaps_s, error = row
+    are_gaps = isinstance(gaps_s, list) and all(map(is_number, gaps_s))
+    has_tokens = not error and bool(num_output_tokens)
+    wanted = [
+        ("start_times", start_s, is_number(start_s), "a number of seconds"),
+        ("input_lens", num_prompt_tokens, is_count(num_prompt_tokens), "a number of tokens"),
+    ]
+    if has_tokens:
+        wanted += [
+            ("output_lens", num_output_tokens, is_count(num_output_tokens), "a number of tokens"),
+            ("ttfts", ttft_s, is_number(ttft_s), "a number of seconds"),
+            ("itls", gaps_s, are_gaps, "a list of seconds"),
+        ]
+    for name, value, is_right, what in wanted:
+        if not is_right:
+            raise RecordsError(
+                f"{path}: of request {place}, {name} is {shown(value)}, not {what}; run the "
+                "benchmark again, or take the request out of every list"
+            )
 
 
 def _record(
     request_id: str,
     start_s: float,
     num_prompt_tokens: int,
-    num_output_tokens: int,
+    num_output_tokens: int | None,
     ttft_s: float,
     gaps_s: list[float],
     error: str | None,
@@ -84,7 +121,7 @@ def _record(
     times_s = (
         []
         if error or not num_output_tokens
-        else _times_s(start_s + ttft_s, gaps_s, num_output_tokens)
+        else _times_s(start_s + ttft_s, gaps_s, int(num_output_tokens))
     )
     check_times(start_s, times_s)
     return RequestRecord(
@@ -127,5 +164,5 @@ def _last_result(path: Path) -> dict[str, Any]:
         except ValueError as error:
             raise RecordsError(f"{path} is not JSON: {error}") from error
     if not isinstance(result, dict):
-        raise RecordsError(f"{path} holds a {type(result).__name__}, not the result of a benchmark")
+        raise RecordsError(f"{path} holds {shown(result)}, not the result of a benchmark")
     return result

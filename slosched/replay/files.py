@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from slosched.append_line import append_line
 from slosched.core import SLO, EndReason, RequestStatus, SloschedError
 from slosched.metrics import RequestRecord
+from slosched.replay.json_fields import Fields, as_object, is_number, shown
 
 _FORMAT = "slosched-records/1"
 
@@ -65,20 +66,23 @@ def read_records(path: Path) -> Replay:
 def parsed(path: Path, number: int, line: str, parse: Callable[[dict[str, Any]], T]) -> T:
     """Return what `parse` makes of a line of JSON.  Raises RecordsError with file and line."""
     try:
-        return parse(json.loads(line))
+        return parse(as_object(json.loads(line)))
     except json.JSONDecodeError as error:
         why = f"it is not JSON, {error}"
     except KeyError as error:
         why = f"it has no {error}"
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         why = str(error)
-    raise RecordsError(f"{path}, line {number} is not what `slosched replay` writes: {why}")
+    raise RecordsError(
+        f"{path}, line {number} is not what `slosched replay` writes: {why}; mend that line, or "
+        "replay again for a new file"
+    )
 
 
 def _provenance(header: dict[str, Any]) -> dict[str, object]:
     if header["format"] != _FORMAT:
-        raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-    return dict(header["provenance"])
+        raise ValueError(f"its format is {shown(header['format'])}, not {_FORMAT!r}")
+    return dict(Fields(header).inner("provenance"))
 
 
 def _line(record: RequestRecord) -> str:
@@ -107,34 +111,45 @@ def _line(record: RequestRecord) -> str:
     return json.dumps(fields) + "\n"
 
 
-def _from_json(fields: dict[str, Any]) -> RequestRecord:
-    ttft_s, tpot_s, e2e_s = fields["slo_s"]
-    arrival_s = float(fields["arrival_s"])
-    times_s = tuple(map(float, fields["token_times_s"]))
+def _from_json(values: dict[str, Any]) -> RequestRecord:
+    fields = Fields(values)
+    arrival_s, times_s = fields.number("arrival_s"), tuple(fields.numbers("token_times_s"))
     check_times(arrival_s, times_s)
-    reason = fields["end_reason"]
+    has_reason = values["end_reason"] is not None
     return RequestRecord(
-        request_id=str(fields["request_id"]),
+        request_id=str(values["request_id"]),
         arrival_s=arrival_s,
-        num_prompt_tokens=int(fields["num_prompt_tokens"]),
+        num_prompt_tokens=fields.count("num_prompt_tokens"),
         num_output_tokens=len(times_s),
-        slo=SLO(_or_never(ttft_s), _or_never(tpot_s), e2e_s),
-        status=RequestStatus(fields["status"]),
-        end_reason=None if reason is None else EndReason(reason),
+        slo=_slo(fields),
+        status=fields.member("status", RequestStatus),
+        end_reason=fields.member("end_reason", EndReason) if has_reason else None,
         token_times_s=times_s,
-        end_s=fields["end_s"],
-        num_preemptions=int(fields["num_preemptions"]),
-        num_swaps=int(fields["num_swaps"]),
-        started_s=fields.get("started_s"),
-        num_cached_tokens=int(fields.get("num_cached_tokens", 0)),
-        priority=int(fields.get("priority", 0)),
-        lora_id=fields.get("lora_id"),
-        tier=fields.get("tier"),
-        tenant=fields.get("tenant"),
-        session_id=fields.get("session_id"),
-        program_s=fields.get("program_s"),
-        is_relegated=bool(fields.get("is_relegated", False)),
+        end_s=fields.seconds("end_s"),
+        num_preemptions=fields.count("num_preemptions"),
+        num_swaps=fields.count("num_swaps"),
+        started_s=fields.seconds("started_s"),
+        num_cached_tokens=fields.count("num_cached_tokens", 0),
+        priority=fields.whole("priority", 0),
+        lora_id=fields.text("lora_id"),
+        tier=fields.text("tier"),
+        tenant=fields.text("tenant"),
+        session_id=fields.text("session_id"),
+        program_s=fields.seconds("program_s"),
+        is_relegated=fields.flag("is_relegated"),
     )
+
+
+def _slo(fields: Fields) -> SLO:
+    times_s = fields.values["slo_s"]
+    if not (
+        isinstance(times_s, list)
+        and len(times_s) == 3
+        and all(time_s is None or is_number(time_s) for time_s in times_s)
+    ):
+        raise fields.wrong("slo_s", "a list of TTFT, TPOT and end-to-end time, each may be null")
+    ttft_s, tpot_s, e2e_s = times_s
+    return SLO(_or_never(ttft_s), _or_never(tpot_s), e2e_s)
 
 
 def check_times(arrival_s: float, token_times_s: Sequence[float]) -> None:

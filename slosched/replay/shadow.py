@@ -18,6 +18,7 @@ from slosched.core import DeadlineRule, EndReason, Request, SloschedError
 from slosched.metrics import RequestRecord
 from slosched.perfmodel import Profile, read_profile
 from slosched.replay.files import append_record, read_records, write_records
+from slosched.replay.json_fields import Fields, as_object
 from slosched.workload import Trace, TraceRequest, read_trace
 from slosched.workload.readers.own import append_request, begin_trace
 from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY
@@ -115,7 +116,7 @@ def read_shadow(folder: Path) -> ShadowRun:
         hint = f"; name one of its runs: {', '.join(runs)}" if runs else ""
         raise ShadowError(f"{folder} is not the folder of a server in shadow mode{hint}")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = as_object(json.loads(path.read_text(encoding="utf-8")))
         server = ServerFacts(**{**about, "deadline_rule": DeadlineRule(about["deadline_rule"])})
     except (KeyError, TypeError, ValueError) as error:
         raise ShadowError(f"{path} does not describe a server: {error!r}") from error
@@ -148,7 +149,9 @@ def _read_rejected(path: Path) -> Counter[EndReason]:
     found: Counter[EndReason] = Counter()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            found[EndReason(json.loads(line)["reason"])] += 1
-        except (KeyError, TypeError, ValueError) as error:
-            raise ShadowError(f"{path}, line {number} tells of no rejection: {error!r}") from error
+            found[Fields.of(json.loads(line)).member("reason", EndReason)] += 1
+        except (ValueError, RecursionError) as error:
+            raise ShadowError(
+                f"{path}, line {number} tells of no rejection: {error}; take the line out"
+            ) from error
     return found

@@ -80,10 +80,16 @@ def test_chunks_of_several_tokens_leave_ttft_tpot_and_e2e_as_they_are(tmp_path):
     [
         ({"completed": 3}, "no input_lens, output_lens, ttfts, itls.*--save-detailed"),
         ({**VLLM, "itls": [[], []]}, r"\[2, 3\] entries"),
-        ({**VLLM, "input_lens": ["ten", 20, 30]}, "no request.*ten"),
-        ({**VLLM, "ttfts": [None, 1.0, 1.0]}, "no request"),
-        ({**VLLM, "ttfts": [math.nan, 1.0, 1.0]}, "no request.*finite, not nan"),
-        ([1, 2], "holds a list"),
+        (
+            {**VLLM, "input_lens": ["ten", 20, 30]},
+            "of request 0, input_lens is 'ten', not a number of",
+        ),
+        ({**VLLM, "input_lens": [10, math.inf, 30]}, "of request 1, input_lens is inf"),
+        ({**VLLM, "itls": [[], 7, []]}, "of request 1, itls is 7, not a list of seconds"),
+        ({**VLLM, "start_times": 3}, "start_times is 3, not a list"),
+        ({**VLLM, "ttfts": [None, 1.0, 1.0]}, "of request 0, ttfts is None, not a number of sec"),
+        ({**VLLM, "ttfts": [math.nan, 1.0, 1.0]}, "of request 0, .* finite, not nan"),
+        ([1, 2], r"holds \[1, 2\], not the result"),
     ],
 )
 def test_what_is_no_result_is_told(tmp_path, result, complaint):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,26 @@ def test_an_error_names_the_file_and_the_line(tmp_path: Path) -> None:
         read_evaluations(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe")
     with pytest.raises(RecordsError, match=f"{FILE_NAME} is not a text file"):
+        read_evaluations(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ([], r"it is \[\], not a JSON object"),
+        (None, "it is None, not a JSON object"),
+        ({"scores": []}, r"its scores is \[\], not a JSON object"),
+        ({"scores": {"edf": 3}}, "its edf is 3, not a JSON object"),
+        ({"scores": {"edf": {}}}, "it has no 'share'"),
+        ({"eliminated": 7}, "its eliminated is 7, not a list of candidates"),
+        ({"reason": "luck"}, "its reason is 'luck', not one of better, unsure"),
+        ({"cpus": 7}, "it has 'cpus', which is no part of it"),
+    ],
+)
+def test_what_is_no_evaluation_is_told_in_words(tmp_path: Path, change: object, says: str) -> None:
+    line = {**BETTER.as_json(), **change} if isinstance(change, dict) else change
+    (tmp_path / FILE_NAME).write_text(json.dumps(line) + "\n")
+    with pytest.raises(RecordsError, match=rf"line 1 is not what .*{says}"):
         read_evaluations(tmp_path)
 
 

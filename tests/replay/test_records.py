@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,59 @@ def test_what_is_not_a_record_is_named_by_its_line(tmp_path: Path, change, compl
     path.write_text("\n".join(change(path.read_text().splitlines())))
     with pytest.raises(RecordsError, match=complaint):
         read_records(path)
+
+
+@pytest.mark.parametrize("line", [1, 2])
+@pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "[[1]]", "true"])
+def test_a_line_that_is_no_object_is_told_as_what_it_is(
+    tmp_path: Path, line: int, text: str
+) -> None:
+    lines = _lines(tmp_path)
+    lines[line - 1] = text
+    (tmp_path / "r.jsonl").write_text("\n".join(lines))
+    told = re.escape(f"it is {json.loads(text)!r}, not a JSON object; mend that line")
+    with pytest.raises(RecordsError, match=rf"r\.jsonl, line {line} is not what .*{told}"):
+        read_records(tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("arrival_s", [], "a number"),
+        ("arrival_s", None, "a number"),
+        ("num_prompt_tokens", float("inf"), "a whole number of 0 or more"),
+        ("num_prompt_tokens", "x", "a whole number of 0 or more"),
+        ("num_swaps", -1, "a whole number of 0 or more"),
+        ("priority", None, "a whole number"),
+        ("slo_s", [1, 2], "a list of TTFT, TPOT and end-to-end time"),
+        ("slo_s", 3, "a list of TTFT, TPOT and end-to-end time"),
+        ("status", [], "one of waiting, running"),
+        ("end_reason", 3, "one of stop, length"),
+        ("token_times_s", [[1]], "a list of numbers"),
+        ("end_s", "soon", "a finite number of seconds or null"),
+        ("started_s", [], "a finite number of seconds or null"),
+        ("program_s", {}, "a finite number of seconds or null"),
+        ("tier", ["gold"], "a text or null"),
+        ("tenant", {}, "a text or null"),
+        ("session_id", 7, "a text or null"),
+        ("is_relegated", "no", "true or false"),
+    ],
+)
+def test_a_field_of_another_kind_is_told_with_what_belongs_there(
+    tmp_path: Path, name: str, value: object, wanted: str
+) -> None:
+    lines = _lines(tmp_path)
+    lines[1] = json.dumps({**json.loads(lines[1]), name: value})
+    (tmp_path / "r.jsonl").write_text("\n".join(lines))
+    told = re.escape(f"its {name} is {value!r}, not {wanted}")
+    with pytest.raises(RecordsError, match=rf"line 2 is not what .*{told}"):
+        read_records(tmp_path / "r.jsonl")
+
+
+def _lines(folder: Path) -> list[str]:
+    """Return the lines of a file with one record."""
+    write_records(folder / "good.jsonl", RECORDS[:1], {"made": "here"})
+    return (folder / "good.jsonl").read_text().splitlines()
 
 
 def test_a_file_that_is_no_text_is_said_to_be_none(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_timestamps_that_are_not_quantised_are_left_alone(tmp_path):
         ("arrival_s,input_tokens,output_tokens\n-1e13,1,1\n", 2, r"seconds in \[-1e\+12, 1e\+12"),
         (mooncake(0, 1) + '{"timestamp": 2,\n', 3, "not JSON"),
         (mooncake(0, 1) + "[1]\n", 3, "expected a JSON object"),
+        (mooncake(0, 1) + "null\n", 3, "expected a JSON object, not None"),
         (mooncake(0).replace("1, ", "true, ", 1) + mooncake(1), 1, "input_length is True"),
         (mooncake(0) + '{"timestamp": 1, "output_length": 1}\n', 2, "input_length is missing"),
         (mooncake(0) + mooncake(1).replace(": 1,", ": -1,", 1), 2, "timestamp is -1"),
@@ -109,6 +110,15 @@ def test_a_malformed_row_names_file_line_value_and_expectation(tmp_path, text, l
     with pytest.raises(TraceError, match=says) as error:
         read_trace(path)
     assert f"{path}, line {line}:" in str(error.value)
+
+
+@pytest.mark.parametrize("first", ["3", '"x"', "null"])
+def test_the_first_line_of_jsonl_is_one_of_jsonl_whatever_it_holds(tmp_path, first):
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"{first}\n{mooncake(0, 1)}")
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 1: expected a JSON object, not"):
+        read_trace(path)
+    assert len(read_trace(path, skip_bad=True)) == 2
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "# x\n"])

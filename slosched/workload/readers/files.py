@@ -120,7 +120,7 @@ def read_rows(path: Path, file: BufferedReader, bad: BadRows) -> Reading:
     if first is None:
         return Reading(iter(()), top, text)
     number, lines = len(top) + 1, chain((first,), lines)
-    if first.lstrip()[0] != "{":
+    if first.lstrip()[0] != "{" and path.suffix != ".jsonl":
         return Reading(_csv_rows(path, lines, number, bad), top, text)
     return Reading(_json_rows(path, lines, number, bad), [*top, first], text)
 
