@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from weakref import WeakKeyDictionary
 
 from slosched.core import Request
 from slosched.fleet.router import Replica
@@ -12,11 +13,12 @@ class SentPrefixes:
     """Remembers for each replica the prompt blocks that it was sent last, as many as it can hold.
 
     Routers that hear nothing from the engines' caches go by such a record (SGLang's router, the
-    approximate scorer of llm-d).  It may be wrong: an engine also evicts blocks for outputs.
+    approximate scorer of llm-d).  It may be wrong: an engine also evicts blocks for outputs.  What
+    a replica was sent is forgotten with the replica, once its fleet has done with it.
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[Replica, OrderedDict[int, None]] = {}
+        self._blocks: WeakKeyDictionary[Replica, OrderedDict[int, None]] = WeakKeyDictionary()
 
     def num_cached_tokens(self, request: Request, replica: Replica) -> int:
         """Return the prompt tokens that the replica was sent before; 0 if it caches none."""

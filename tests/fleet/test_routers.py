@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import pytest
 from fleets import A_SECOND_A_STEP, TWO_SECONDS_A_STEP, make_replicas, make_trace
 
 from slosched.core import SLO, Policy, Request
-from slosched.fleet.router import R, Router
+from slosched.fleet.router import R, Replica, Router
 from slosched.fleet.routers import ROUTERS
-from slosched.fleet.simulate import simulate_fleet
+from slosched.fleet.simulate import Failure, FleetConfig, simulate_fleet
 from slosched.fleet.spec import RouterSpecError, make_router
 from slosched.fleet.view import ReplicaKind
 from slosched.kv import PrefixCaching
@@ -106,6 +108,24 @@ def test_prefixes_count_for_nothing_without_a_prefix_cache() -> None:
     trace = with_prefixes((0.0, 64, a), (0.1, 64, b), (60.0, 64, b))
     fleet = [ReplicaKind(A_TOKEN_COUNTS, SimulationConfig())] * 2
     assert choices("prefix_affine", trace, fleet) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["prefix_affine", "lmetric"])
+def test_a_replica_that_left_the_fleet_is_forgotten_with_what_it_was_sent(name: str) -> None:
+    class Watching(Noting):
+        def route(self, request: Request, replicas: Sequence[R]) -> R:
+            seen.update(replicas)
+            return super().route(request, replicas)
+
+    seen: WeakSet[Replica] = WeakSet()
+    trace = with_prefixes(*[(60.0 * i, 64, range(4 * i, 4 * i + 4)) for i in range(10)])
+    failures = tuple(Failure(30.0 + 60.0 * i, 0) for i in range(9))
+    config = FleetConfig(failures=failures, startup_s=1.0)
+    router = Watching(name)
+    simulate_fleet(trace, FCFS(), caching(1), router, config)
+    assert router.chosen == [0] * 10
+    gc.collect()
+    assert len(seen) <= 1, "ten replicas, one after the other"
 
 
 def test_a_replica_is_trusted_with_no_more_prefixes_than_it_can_hold() -> None:
