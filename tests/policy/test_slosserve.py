@@ -196,6 +196,30 @@ def test_who_was_promised_nothing_is_admitted() -> None:
     assert not decide([*DECODES, R("p", 50_000, math.inf, math.inf)]).rejected
 
 
+@pytest.mark.parametrize("admission", Admission)
+def test_best_effort_makes_way_for_what_is_promised(admission: Admission) -> None:
+    """It fills the cache but for 400 tokens, and 12 prompts of 1,500 come while it emits."""
+    slo = SLO(ttft_s=0.5, tpot_s=0.05)
+    free = TraceRequest("free", 0.0, 2800, 1500)
+    prompts = [TraceRequest(f"p{i}", 5 + i / 2, 1500, 40, slo) for i in range(12)]
+    config = SimulationConfig(num_blocks=300)
+    policy = SLOsServe(admission=admission, prior_output_tokens=40)
+    first, *others = simulate(Trace.of([free, *prompts], "mixed"), policy, flat_model(), config)
+    assert first.num_output_tokens == 1500
+    assert first.num_preemptions > 0
+    for request in others:
+        assert request.token_times_s[0] - request.arrival_s <= slo.ttft_s
+        assert request.num_preemptions == 0
+
+
+def test_a_decode_without_a_promise_is_preempted_before_one_that_has_one() -> None:
+    """Each needs a block of one token, there is none left, and the one that came last has to go."""
+    free, kept = R("free", 50, math.inf, math.inf, out=1), R("kept", 50, 0.05, out=1)
+    output = decide([free, kept], num_blocks=98)
+    assert output.num_scheduled_tokens == {"kept": 1}
+    assert set(output.preempted) == {"free"}
+
+
 def test_every_promise_that_was_made_is_kept() -> None:
     """Twice the load that can be served, step times as predicted, all outputs as long as expected."""
     slo = SLO(ttft_s=1.0, tpot_s=0.05)

@@ -27,6 +27,7 @@ from slosched.policy.kit.decode_first import add_prefills, may_start_new, split_
 from slosched.policy.kit.deferred import add_without_preempting, all_in_time, are_alone, num_in_time
 from slosched.policy.kit.drop import why_late
 from slosched.policy.kit.lengths import Floats, OutputLengths
+from slosched.policy.kit.make_way import come_back, make_way
 from slosched.policy.published.slosserve.best_subset import best_subset
 from slosched.policy.published.slosserve.promised_load import PromisedLoad
 
@@ -60,6 +61,8 @@ class SLOsServe(PlansBesideDecodes):
     2. The step lasts until the earliest deadline that can still be met.  Decodes whose token falls
        due within a TPOT after it are served first, then prompts by deadline, cut to the time, then
        the decodes that are ahead of their pace.
+    3. Requests without an SLO are best effort: they are preempted where others lack KV cache or
+       seats, keep their tokens and drop their KV cache (kit/make_way.py).
 
     Source: SLOs-Serve (arXiv 2504.08784), in the form of its later code (`gulang2019/SLOServe`,
     `csrc/adm_ctrl_scheduler.cc` at 377ad25): budget line → `PromisedLoad`, `batch_to_time` → the
@@ -67,8 +70,9 @@ class SLOsServe(PlansBesideDecodes):
     prefill tokens is kept in seconds: a prompt shorter than a step of one TPOT takes of it what its
     tokens cost in such a step, as in the authors' code, and a longer one its own time.  The dynamic
     program is in `best_subset.py`.  Left out: profits (all requests are worth the same here),
-    speculative decoding, routing to the next replica, and the best-effort tier (infeasible requests
-    are rejected).  Requests without an SLO are always admitted; their decodes are always ahead.
+    speculative decoding, routing to the next replica, and the way of infeasible requests into the
+    best-effort tier (they are rejected).  Requests without an SLO are always admitted; their
+    decodes are always ahead.
 
     The paper gives every system the true output lengths.  Here a request is expected to last as
     long as the finished requests that were longer than it is already.
@@ -93,9 +97,14 @@ class SLOsServe(PlansBesideDecodes):
         model = view.model
         self._lengths.update()
         batch = BatchBuilder(view)
-        decodes, begun = split_running(view.running)
+        running = sorted(view.running, key=_is_best_effort)
+        decodes, begun = split_running(running)
         waiting = self._admit(batch, view, model, decodes, begun)
-        self._pack(batch, view, model, _Queues(decodes, begun, waiting))
+        if make_way(batch, view, sorted((*begun, *waiting), key=attrgetter("deadline_s"))):
+            running = [request for request in running if not batch.has_left(request)]
+            decodes, begun = split_running(running)
+        waiting = come_back(waiting, view.kv)
+        self._pack(batch, view, model, _Queues(running, decodes, begun, waiting))
         for request in (*begun, *waiting):
             if request in batch:
                 self._lengths.watch(request)
@@ -136,6 +145,8 @@ class SLOsServe(PlansBesideDecodes):
             most = _MAX_CANDIDATES if self.admission is Admission.DP else _MAX_JUDGED
             new = nsmallest(most, unknown, key=attrgetter("deadline_s"))
             decodes = [*decodes, *(r for r in view.swapped if r.is_decode)]
+            # Best effort makes way, and its tokens can be left out of any step.
+            decodes = list(filterfalse(_is_best_effort, decodes))
             prompts = [*begun, *(r for r in view.swapped if not r.is_decode), *admitted]
             load = PromisedLoad(view, model, self._lengths, decodes, prompts, margin=self.margin)
             admitted += self._judge(batch, view, load, new)
@@ -167,9 +178,10 @@ class SLOsServe(PlansBesideDecodes):
         model: LatencyModel,
         queues: _Queues,
     ) -> None:
-        decodes, begun, waiting = queues
+        running, decodes, begun, waiting = queues
+        num_made_way = len(batch.preempted)
         limit_s = (1 - self.margin) * _earliest_s(view, model, decodes, (*begun, *waiting))
-        victims = list(view.running)
+        victims = list(running)
         now_s = view.now_s
         ahead = []
         if limit_s < math.inf:
@@ -177,7 +189,7 @@ class SLOsServe(PlansBesideDecodes):
         are_ahead = {r.request_id for r in ahead}
         due = [r for r in decodes if r.request_id not in are_ahead] if ahead else decodes
         batch.add_preempting(due, victims)
-        may_start = may_start_new(batch, view, begun)
+        may_start = may_start_new(batch, view, begun, num_made_way)
         prefills = sorted(
             (*(r for r in begun if not batch.has_left(r)), *(waiting if may_start else ())),
             key=attrgetter("deadline_s"),
@@ -190,6 +202,11 @@ class SLOsServe(PlansBesideDecodes):
         add_without_preempting(batch, fitting)
         if not batch.num_scheduled_tokens:
             _serve_any(batch, victims, decodes, prefills)
+
+
+def _is_best_effort(request: Request) -> bool:
+    """Tell whether no token of it is due, so that it is preempted before any other."""
+    return request.deadline_s == math.inf
 
 
 def _can_wait_s(decode: Request, now_s: float) -> float:
@@ -233,8 +250,9 @@ def _by_program(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequenc
 
 
 class _Queues(NamedTuple):
-    """The requests that may be in the step."""
+    """The requests that may be in the step; `running` are the decodes and the begun prompts."""
 
+    running: Sequence[Request]
     decodes: Sequence[Request]
     begun: list[Request]
     waiting: list[Request]
