@@ -8,6 +8,7 @@ from views import R, flat_model, view_of
 from slosched.core import SLO, EndReason
 from slosched.policy.kit.drop import Drop
 from slosched.policy.published.vtc import VTC, Client
+from slosched.simulator.drafts import SimulatedDrafts
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.testing import check_policy
 from slosched.workload import Trace, TraceRequest
@@ -106,6 +107,21 @@ def test_two_clients_get_the_same_though_one_asks_for_three_times_as_much() -> N
     assert served["b"] > 10_000
     assert abs(served["a"] - served["b"]) <= 2 * max(200, 2 * 1600)
     assert abs(served["a"] - served["b"]) < 0.1 * served["b"]
+
+
+def test_tokens_of_accepted_drafts_are_paid_for() -> None:
+    """Of 3 drafts half are accepted one after the other; each client has emitted what it paid."""
+    lines = [
+        TraceRequest(f"{kind}{i}", 0.5 * i, 100, 60, slo)
+        for kind, slo in (("a", SLO(*A)), ("b", SLO(*B)))
+        for i in range(3)
+    ]
+    policy = VTC()
+    config = SimulationConfig(drafts=SimulatedDrafts(3, 0.5))
+    requests = simulate(Trace.of(lines, "drafted"), policy, flat_model(), config)
+    assert any(len(set(r.token_times_s)) < 60 for r in requests), "drafts were accepted"
+    policy.schedule(view_of([]))  # the tokens of the last step are known now
+    assert policy._counters == {A: 3 * (100 + 2 * 60), B: 3 * (100 + 2 * 60)}
 
 
 def test_clients_without_number_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ class VTC(StallFree):
     2. While tokens and KV cache last, the earliest request of the client with the smallest counter
        starts, and the counter grows by its prompt.  A request that does not fit keeps all others
        out, but one that only lacks a LoRA slot is passed over.
-    3. The counter also grows with each output token of the client.
+    3. The counter also grows with each output token of the client, those of accepted drafts
+       included, which are known when the next step is planned.
 
     VTC neither preempts nor rejects.  The counters of two clients that always have requests waiting
     differ by at most 2 * max(prompt price * longest prompt, output price * tokens of a full cache).
@@ -92,6 +93,8 @@ class VTC(StallFree):
         """Clients that still had a waiting request when the last step had been planned."""
         self._last_left: Hashable = None
         """The client that stopped waiting last."""
+        self._emitted: list[tuple[Request, int]] = []
+        """Requests that emitted in the last step, and the output tokens that they have paid for."""
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
         return BatchBuilder(view, beside=beside, token_budget=self.token_budget)
@@ -105,11 +108,14 @@ class VTC(StallFree):
         beside: DecodeGroup | None,
     ) -> None:
         """Add the prompts that have begun, then those whose turn it is; charge their clients."""
+        self._pay(self._more_than_paid())
         queues = self._queues(view.waiting)
         add_prefills(batch, begun, reserved_blocks=batch.blocks_promised(begun))
         started = self._start(batch, queues if waiting else {}, batch.blocks_promised(begun))
         self._waited = frozenset(client for client, queue in queues.items() if queue)
-        emitting = self._emitting(batch, (*view.running, *view.swapped, *started))
+        emits = self._emitting(batch, (*view.running, *view.swapped, *started))
+        self._emitted = [(request, request.num_output_tokens + 1) for request in emits]
+        emitting = Counter(map(self._client_of, emits))
         if beside is not None:
             emitting.update(beside.num_by(self._client_of))
         self._pay(emitting)
@@ -187,14 +193,22 @@ class VTC(StallFree):
             yield client, request
             heapreplace(turns, (self._counters[client], place, client, requests))
 
-    def _emitting(self, batch: BatchBuilder, requests: Iterable[Request]) -> Counter[Hashable]:
-        """Return the number of output tokens of the step by client."""
-        scheduled, client_of = batch.num_scheduled_tokens, self._client_of
-        return Counter(
-            client_of(request)
+    def _emitting(self, batch: BatchBuilder, requests: Iterable[Request]) -> list[Request]:
+        """Return the requests that emit a token in the step."""
+        scheduled = batch.num_scheduled_tokens
+        return [
+            request
             for request in requests
             if scheduled.get(request.request_id) == request.num_uncomputed_tokens
-        )
+        ]
+
+    def _more_than_paid(self) -> Counter[Hashable]:
+        """Return by client the tokens of the last step beyond one a request: accepted drafts."""
+        more: Counter[Hashable] = Counter()
+        for request, num_paid in self._emitted:
+            if request.num_output_tokens > num_paid:
+                more[self._client_of(request)] += request.num_output_tokens - num_paid
+        return more
 
     def _pay(self, emitting: Mapping[Hashable, int]) -> None:
         """Charge output tokens to their clients."""
