@@ -67,6 +67,14 @@ def test_a_late_one_leaves_nothing() -> None:
     assert output.num_scheduled_tokens == {"long": 900}
 
 
+def test_prompts_wait_while_the_decodes_alone_take_the_time_of_the_step() -> None:
+    """100 decodes take 10 ms.  As in Vajra's `get_max_chunk_size_for_seq`, nothing is left then."""
+    decodes = [R(f"d{i}", 100, due_s=0.05, out=1) for i in range(100)]
+    late = R("p", 5000, due_s=0.01)
+    assert "p" not in decide([*decodes, late], step_s=0.01).num_scheduled_tokens
+    assert decide([*decodes, late], step_s=0.01006).num_scheduled_tokens["p"] == 1
+
+
 def test_dropping_is_an_option() -> None:
     queue = [R("p", 100, due_s=-0.1), R("q", 100, due_s=1.0)]
     assert not decide(queue).rejected

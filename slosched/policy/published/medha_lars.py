@@ -42,6 +42,9 @@ class MedhaLARS(StallFree, ForeseesDecodes):
     times the prefill's own time; here it is that of the request's SLO.  Left out: the parallelism
     (SPP, KVP), which needs many devices, and the tolerance of 10 % on the step's time.
 
+    While the decodes alone take `step_s` or longer, no prompt gets a token, as in the authors' code
+    (`get_max_chunk_size_for_seq`): prompts wait until enough decodes have ended.
+
     The policy uses no output lengths.
     """
 
