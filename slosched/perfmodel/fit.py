@@ -22,6 +22,7 @@ from slosched.perfmodel.forms import described
 from slosched.perfmodel.linear import AttentionWork
 from slosched.perfmodel.measurement import Measurement, Part, Profile
 from slosched.perfmodel.model import FittedModel
+from slosched.perfmodel.profiled_range import with_range
 from slosched.perfmodel.scatter import scatter
 from slosched.perfmodel.solve import Estimate
 from slosched.perfmodel.split import covering, folds, on_grid
@@ -123,11 +124,11 @@ def _compared(form: str) -> tuple[str, ...]:
 
 
 def _as_served(report: FitReport, single: Profile) -> FittedModel:
-    """Return the model with what the profile says of its server and of single steps."""
+    """Return the model with what the profile says of its server, its range and single steps."""
     model = report.model
     return described(
         model,
-        model.provenance,
+        with_range(Profile(single.measurements, model.provenance)),
         model.held_out_error,
         server_time=single.server_time,
         noise=scatter(single, report.held_out_measurements, report.held_out_predictions_s),

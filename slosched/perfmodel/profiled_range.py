@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from slosched.perfmodel.measurement import Profile
 from slosched.perfmodel.model import FittedModel
 
 LARGEST_STEP_TOKENS = "largest_step_tokens"
 """The provenance's key for the most tokens of a step that was fitted."""
+
+
+def with_range(profile: Profile) -> Mapping[str, str]:
+    """Return the provenance of a profile with its largest step, unless it says that itself."""
+    told = profile.provenance.get(LARGEST_STEP_TOKENS)
+    largest = max(sum(new for new, _ in m.chunks) for m in profile.measurements)
+    return {**profile.provenance, LARGEST_STEP_TOKENS: told or str(largest)}
 
 
 def beyond_range(model: FittedModel, max_num_batched_tokens: int) -> str | None:
