@@ -40,6 +40,8 @@ def show(
         console.print(capacity_table(heading, study, target, bounds))
     if said := promised_in(study.windows):
         console.print(said)
+    if bounds:
+        console.print(_what_is_counted(measured))
     for note in notes(study, measured, targets, bounds):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
@@ -86,6 +88,8 @@ def leave_results(
         "In brackets 95 % intervals, by resampling blocks of requests and seeds. Every policy had "
         "the same requests at the same rates, and ratios to the first are resampled in pairs."
     )
+    if bounds:
+        text += f" {_what_is_counted(measured)}"
     said = "\n\n".join(notes(study, measured, targets, bounds))
     blocks: list[Block] = [text, capacities, *made.values()]
     if said:
@@ -140,6 +144,21 @@ def notes(
             yield from _about(study.capacity(name, target))
     for target, most in (bounds or {}).items():
         yield from _beyond_the_bound(study, target, most)
+
+
+def _what_is_counted(measured: Mapping[str, Measured]) -> str:
+    """Return in a sentence that the bound is one on other requests than a capacity."""
+    replays = [
+        o for one in measured.values() for k in one.complete for o in one.outcomes[k].values()
+    ]
+    num_left_out = sum(int((~replay.counted).sum()) for replay in replays)
+    share = num_left_out / max(1, sum(len(replay.counted) for replay in replays))
+    return (
+        "The bound is one on all requests of the windows, while a capacity leaves out the warm-up, "
+        f"{100 * share:.0f} % of the replayed requests.  If those are easier than the rest, as "
+        "after an idle start, the bound is higher than it need be, and if they are harder, a "
+        "capacity may be above it."
+    )
 
 
 def _beyond_the_bound(study: Study, target: float, most: float) -> Iterator[str]:

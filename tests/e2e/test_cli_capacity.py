@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import sqlite3
 import subprocess
@@ -59,6 +60,12 @@ def test_the_bound_is_above_every_policy(cli: Cli, tmp_path: Path) -> None:
     said = cli(*words, "--slo-ttft", "200ms", "-p", "fcfs", "-o", str(tmp_path))
     assert said.status == 0, said.err
     assert "any scheduler (bound)" in said.out
+    told = re.search(
+        r"a capacity leaves out the warm-up, (\d+) % of the replayed", " ".join(said.out.split())
+    )
+    assert told is not None
+    assert 0 < int(told[1]) <= 50
+    assert "a capacity leaves out the warm-up" in (tmp_path / "report.html").read_text()
     found = pd.read_csv(tmp_path / "capacities.csv")
     assert (found.requests_per_s < found.bound).all()
     assert (found.bound < math.inf).all()
