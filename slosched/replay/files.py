@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slosched.append_line import append_line
-from slosched.core import SLO, EndReason, RequestStatus, SloschedError
+from slosched.core import SLO, TOLERANCE_S, EndReason, RequestStatus, SloschedError
 from slosched.metrics import RequestRecord
 from slosched.replay.json_fields import Fields, as_object, is_number, shown
 
@@ -155,12 +155,18 @@ def _slo(fields: Fields) -> SLO:
 def check_times(arrival_s: float, token_times_s: Sequence[float]) -> None:
     """Raise ValueError for times that are not finite, and for tokens out of their order.
 
-    Nothing can be scored with such times, and NaN would just go missing in the percentiles.
+    Nothing can be scored with such times: NaN would just go missing in the percentiles, and a token
+    before the arrival would be a promise well kept.
     """
     if not math.isfinite(arrival_s):
         raise ValueError(f"its arrival must be a finite number of seconds, not {arrival_s!r}")
     if wrong := [time_s for time_s in token_times_s if not math.isfinite(time_s)]:
         raise ValueError(f"the time of a token must be finite, not {wrong[0]!r}")
+    if len(token_times_s) and token_times_s[0] < arrival_s - TOLERANCE_S:
+        raise ValueError(
+            f"no token may come before the arrival, but one has {token_times_s[0]!r} s, and the "
+            f"request arrived at {arrival_s!r} s"
+        )
     for before_s, after_s in pairwise(token_times_s):
         if after_s < before_s:
             raise ValueError(f"tokens must be in order, but {after_s!r} s follows {before_s!r} s")

@@ -86,6 +86,7 @@ def test_chunks_of_several_tokens_leave_ttft_tpot_and_e2e_as_they_are(tmp_path):
         ),
         ({**VLLM, "input_lens": [10, math.inf, 30]}, "of request 1, input_lens is inf"),
         ({**VLLM, "itls": [[], 7, []]}, "of request 1, itls is 7, not a list of seconds"),
+        ({**VLLM, "ttfts": [-0.5, 1.0, 1.0]}, "of request 0, no token may come before"),
         ({**VLLM, "start_times": 3}, "start_times is 3, not a list"),
         ({**VLLM, "ttfts": [None, 1.0, 1.0]}, "of request 0, ttfts is None, not a number of sec"),
         ({**VLLM, "ttfts": [math.nan, 1.0, 1.0]}, "of request 0, .* finite, not nan"),

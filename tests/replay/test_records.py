@@ -72,6 +72,7 @@ def test_records_come_back_with_their_provenance(tmp_path: Path) -> None:
         (lambda lines: [lines[0], lines[1].replace("0.3", "NaN")], "line 2.*finite, not nan"),
         (lambda lines: [lines[0], lines[1].replace("0.3", "0.5")], "line 2.*0.4 s follows 0.5 s"),
         (lambda lines: [*lines[:2], lines[2].replace("0.2", "Infinity")], "line 3.*arrival.*inf"),
+        (lambda lines: [lines[0], lines[1].replace("0.1", "7.5")], "line 2.*one has 0.3 s.*7.5 s"),
     ],
 )
 def test_what_is_not_a_record_is_named_by_its_line(tmp_path: Path, change, complaint: str) -> None:
