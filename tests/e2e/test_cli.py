@@ -476,8 +476,10 @@ def test_what_a_portfolio_did_is_that_of_the_last_replay(cli: Cli) -> None:
     said = cli("replay", "-n", "5", "--no-figures", "-p", "portfolio", "-o", "a b")
     assert "slosched explain 'a b'" in said.out, "it can be typed as it is"
     assert cli("explain", "out").out == (
-        "The portfolio never asked: nearly all requests were served as promised.\n"
+        "The portfolio never asked: nearly all promises that could be kept were kept.\n"
     )
+    assert cli(*replay, "portfolio", "--slo-ttft", "1us").status == 0
+    assert "served as promised" not in cli("explain", "out").out, "all were rejected"
     assert cli(*replay, "fcfs").status == 0
     said = cli("explain", "out")
     assert said.status == 1

@@ -27,7 +27,9 @@ def explain(
         console.print(" ".join(explained(evaluation)), markup=False, highlight=False)
         console.print()
     if not evaluations:
-        console.print("The portfolio never asked: nearly all requests were served as promised.")
+        console.print(
+            "The portfolio never asked: nearly all promises that could be kept were kept."
+        )
         return
     changes = sum(e.chosen != e.before for e in evaluations)
     cpu_s = sum(e.cpu_s for e in evaluations)
