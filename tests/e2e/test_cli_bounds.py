@@ -37,6 +37,13 @@ def test_a_share_and_a_rate_that_nothing_bounds_are_told_as_they_are(cli: Cli) -
     assert "49.5 % attainment is impossible above no known rate (L1 fluid), and above" in line
 
 
+def test_a_promise_that_nothing_can_keep_is_impossible_at_any_rate(cli: Cli) -> None:
+    asked = ("--no-hindsight", "--slo-ttft", "1us", "--slo-tpot", "50ms", "--capacity", "0.9")
+    said = cli("bounds", "--trace", "poisson", "-n", "2", *asked)
+    line = " ".join(said.out.split())
+    assert "90 % attainment is impossible at any rate (L1 fluid), and at any rate if such" in line
+
+
 def test_bounds_of_an_unreliable_device_are_for_reference(cli: Cli) -> None:
     said = cli(*ASKED, *FEW_SEATS, "--no-hindsight", "--noise", "0.1")
     assert "L3" not in said.out

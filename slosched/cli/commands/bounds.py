@@ -94,6 +94,8 @@ def _row(bound: Bound) -> tuple[str, ...]:
 
 
 def _above(per_s: float) -> str:
+    if per_s == 0:
+        return "at any rate"
     return "above no known rate" if math.isinf(per_s) else f"above {_rate(per_s)} requests/s"
 
 
