@@ -174,7 +174,10 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "compare -p fcfs -p fifo -o out": ("'fifo'",),
     "compare --records before -o out": ("'before'", "NAME=FILE"),
     "compare --records before=gone -o out": ("gone", "No such file"),
-    "compare --records before=records.jsonl -o out": ("records.jsonl, line 2", "it has no 'arrival_s'"),
+    "compare --records before=records.jsonl -o out": (
+        "records.jsonl, line 2",
+        "it has no 'arrival_s'",
+    ),
     "compare --records before=profile.csv -o out": ("profile.csv, line 1", "it is not JSON"),
     "compare --records fcfs=records.jsonl -o out": ("'fcfs'", "taken"),
     # live
