@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from slosched.cli import app
+from slosched.cli.program import app
 from slosched.core import EndReason
 from slosched.evaluate.as_shipped import ENGINES
 from slosched.policy import POLICIES, WRAPPERS, kit

@@ -1,5 +1,5 @@
 """The command line: `slosched profile | fit | serve | replay | compare | trace | policies`."""
 
-from slosched.cli.main import app, main
+from slosched.cli.entry import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

@@ -7,11 +7,14 @@ Importing all commands takes about a second, as they need numpy and half the pac
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from slosched.cli.starting import begin
 
 SUMMARIES = {
     "profile": "Measure how long batches take: pure prefills, pure decodes, mixes and swaps.",
@@ -65,8 +68,21 @@ def _imported(name: str) -> Any:
     """Return the command, or the group of commands, as typer runs it."""
     found: typer.Typer | Callable[..., None]
     found = getattr(import_module(f"slosched.cli.commands.{name}"), name)
-    if not isinstance(found, typer.Typer):
+    if isinstance(found, typer.Typer):
+        begin()
+    else:
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        alone.command(name)(found)
+        alone.command(name)(_beginning(found))
         found = alone
     return typer.main.get_command(found)
+
+
+def _beginning(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command; when it is called, Ctrl-C and SIGTERM become its own affair."""
+
+    @wraps(command)
+    def begun(**values: Any) -> None:
+        begin()
+        command(**values)
+
+    return begun

@@ -229,6 +229,29 @@ def test_sigterm_before_a_server_serves_is_told(tmp_path: Path) -> None:
     assert said.endswith("stopped by Ctrl-C or SIGTERM while it was not serving\n")
 
 
+@pytest.mark.parametrize("module", ["typer", "numpy"])
+@pytest.mark.parametrize("ends_it", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_line_is_imported_is_told(
+    tmp_path: Path, module: str, ends_it: signal.Signals
+) -> None:
+    (tmp_path / f"{module}.py").write_text("print('importing', flush=True)\ninput()\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [SLOSCHED, "serve", "--emulate", GPU],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(ends_it)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == "stopped by Ctrl-C or SIGTERM before the command had begun\n"
+
+
 def test_sigterm_before_a_gateway_serves_is_told(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

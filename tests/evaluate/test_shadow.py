@@ -14,7 +14,7 @@ import pytest
 from factories import make_model
 from typer.testing import CliRunner
 
-from slosched.cli.main import app
+from slosched.cli.program import app
 from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, Limits, Request
 from slosched.engine.loop import StepRecord
 from slosched.evaluate.shadow import NothingToJudgeError, judge

@@ -42,7 +42,7 @@ def _options(
     pass
 
 
-def main() -> None:
+def run() -> None:
     """Run the command line.
 
     Errors that a user can mend, which are bad input, more of it than memory holds, and errors in
