@@ -151,6 +151,22 @@ def test_endpoints_beside_those_of_openai_know_slos_and_refuse_plainly(
         assert (status, json.loads(answer)["error"]["type"]) == (429, "slo_rejected")
 
 
+SCORED = {"query": "Is it a cat?", "items": ["yes", "no"], "label_token_ids": [504, 2644]}
+
+
+def test_an_endpoint_that_hands_on_no_slo_knows_it_and_refuses_plainly(url: str) -> None:
+    path = f"{url}/generative_scoring"
+    status, answer = ask(path, **SCORED)
+    assert (status, "No logprobs" in answer) == (400, True)  # an emulated device has none
+    for headers, more in [
+        ({"x-slo-ttft-ms": "0.001"}, {}),
+        ({"authorization": "Bearer sk-acme"}, {}),
+        ({}, {"vllm_xargs": {"slo_ttft_ms": 0.001}}),
+    ]:
+        status, answer = ask(path, headers, **SCORED, **more)
+        assert (status, json.loads(answer)["error"]["type"]) == (429, "slo_rejected")
+
+
 def test_a_key_brings_its_tenants_tier(url: str) -> None:
     assert complete(url, {"authorization": "Bearer sk-acme"})[0] == 429
     assert complete(url, {"authorization": "Bearer sk-other"})[0] == 200

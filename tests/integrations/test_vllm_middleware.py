@@ -12,7 +12,7 @@ import pytest
 
 from slosched.core import EndReason, Refusal
 from slosched.integrations.vllm import SLOMiddleware
-from slosched.integrations.vllm.middleware import _CHOICES, _FORMS, _Answer
+from slosched.integrations.vllm.middleware import _CHOICES, _FORMS, _WATCHED, _Answer
 from slosched.integrations.vllm.slo import rejection
 
 PATH = "/v1/chat/completions"
@@ -44,11 +44,12 @@ class App:
 
 
 def ask(
-    app: App,
-    document: dict[str, Any],
+    app: Any,
+    document: dict[str, Any] | None,
     settings: Any = None,
     prefix: str = "",
     path: str = PATH,
+    engine: Any = None,
     **headers: str,
 ) -> list[dict[str, Any]]:
     """Return the messages sent to the client; the request comes in two pieces.
@@ -71,10 +72,116 @@ def ask(
         sent.append(message)
 
     config = SimpleNamespace(additional_config={"slosched": settings or {}})
-    server = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
+    state = SimpleNamespace(vllm_config=config, engine_client=engine)
+    server = SimpleNamespace(state=state)
     scope = {"type": "http", "path": prefix + path, "root_path": prefix}
     asyncio.run(SLOMiddleware(app)({**scope, "headers": pairs, "app": server}, receive, send))
     return sent
+
+
+class Params:
+    """Sampling parameters, as far as the middleware knows those of vLLM."""
+
+    def __init__(self, extra_args: dict[str, Any] | None = None) -> None:
+        self.extra_args = extra_args
+
+    def clone(self) -> Params:
+        return Params(self.extra_args)
+
+
+class Engine:
+    """An engine client whose outputs are these, each a number of tokens and a stop reason."""
+
+    def __init__(self, *outputs: tuple[int, str | None]) -> None:
+        self.outputs = outputs
+        self.asked: list[dict[str, Any] | None] = []
+        self.num_closed = 0
+
+    async def generate(self, prompt: str, sampling_params: Params, request_id: str) -> Any:
+        self.asked.append(sampling_params.extra_args)
+        try:
+            for num_tokens, why in self.outputs:
+                each = SimpleNamespace(token_ids=[7] * num_tokens, stop_reason=why)
+                yield SimpleNamespace(outputs=[each])
+        finally:
+            self.num_closed += 1
+
+
+class Transcribes:
+    """An app that asks its engine for the text of audio, and answers as vLLM does."""
+
+    def __init__(self, engine: Engine, *, is_stream: bool = False, status: int = 200) -> None:
+        self.engine, self.is_stream, self.status = engine, is_stream, status
+        self.num_received = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        has_more = True
+        while has_more:
+            has_more = (await receive())["more_body"]
+            self.num_received += 1
+        start = {"type": "http.response.start", "status": self.status, "headers": []}
+        if self.is_stream:
+            await send(start)
+        text = b""
+        async for output in self.engine.generate("audio", Params(), "1"):
+            text += b"x" * len(output.outputs[0].token_ids)
+            if self.is_stream:
+                await send({"type": "http.response.body", "body": text, "more_body": True})
+        if not self.is_stream:
+            await send(start)
+        await send({"type": "http.response.body", "body": text, "more_body": False})
+
+
+def transcribed(app: Transcribes, path: str, **headers: str) -> list[dict[str, Any]]:
+    """Return the messages sent to a client whose body, in two pieces, is no JSON."""
+    return ask(app, None, None, "", path, app.engine, **headers)
+
+
+@pytest.mark.parametrize("path", sorted(_WATCHED))
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_empty_text_or_an_error_of_a_refusal_is_a_429(path: str, status: int) -> None:
+    engine = Engine(
+        (0, rejection(EndReason.OVERLOAD, Refusal(EndReason.OVERLOAD, "TTFT", 1.8, 1.0, 7.5)))
+    )
+    sent = transcribed(Transcribes(engine, status=status), path, x_slo_ttft_ms="500")
+    assert engine.asked == [{"slo_ttft_ms": 500.0}]
+    assert [message.get("status") for message in sent] == [429, None]
+    assert json.loads(sent[1]["body"])["error"]["retry_after_ms"] == 7500
+    assert engine.num_closed == 1
+
+
+def test_an_invalid_promise_for_audio_is_a_400() -> None:
+    engine = Engine((0, "slo_invalid:no such tier"))
+    sent = transcribed(Transcribes(engine), "/v1/audio/translations")
+    assert sent[0]["status"] == 400
+    assert json.loads(sent[1]["body"])["error"]["message"] == "no such tier"
+    sent = transcribed(Transcribes(engine), "/v1/audio/translations", x_slo_ttft_ms="soon")
+    assert sent[0]["status"] == 400
+
+
+def test_a_stream_of_text_is_held_back_until_its_first_token_only() -> None:
+    refused = Engine((0, "slo_rejected:overload"))
+    sent = transcribed(Transcribes(refused, is_stream=True), "/v1/audio/transcriptions")
+    assert [message.get("status") for message in sent] == [429, None]
+    cut_short = Engine((1, None), (2, None), (0, "slo_rejected:overload"))
+    sent = transcribed(Transcribes(cut_short, is_stream=True), "/v1/audio/transcriptions")
+    assert [message.get("body") for message in sent] == [None, b"x", b"xxx", b"xxx", b"xxx"]
+
+
+def test_audio_is_handed_on_as_it_comes_and_silence_is_no_refusal() -> None:
+    app = Transcribes(Engine((0, None)))
+    sent = transcribed(app, "/v1/audio/transcriptions")
+    assert [message.get("status") for message in sent] == [200, None]
+    assert app.num_received == 2
+    assert app.engine.asked == [None]
+
+
+def test_requests_that_are_not_watched_ask_the_engine_as_ever() -> None:
+    engine = Engine((0, "slo_rejected:overload"))
+    transcribed(Transcribes(engine), "/generative_scoring", x_slo_ttft_ms="500")
+    sent = transcribed(Transcribes(engine), "/v1/embeddings", x_slo_ttft_ms="500")
+    assert engine.asked == [{"slo_ttft_ms": 500.0}, None]
+    assert sent[0]["status"] == 200
 
 
 def test_headers_become_fields_and_the_bodys_own_word_goes_first() -> None:

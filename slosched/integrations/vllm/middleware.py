@@ -28,6 +28,7 @@ from slosched.integrations.vllm.slo import (
     seconds_of,
 )
 from slosched.integrations.vllm.tenants import Tenants, read_tenants, tenant_of
+from slosched.integrations.vllm.watched import Watched, watching
 from slosched.workload.http_quote import QUOTE_PATH
 from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES, REJECTED
 
@@ -76,20 +77,44 @@ class SLOMiddleware:
         if path == QUOTE_PATH:
             await self._quote(scope, receive, send)
             return
-        if (form := _FORMS.get(path)) is None:
+        form = _FORMS.get(path)
+        if form is None and path not in _WATCHED:
             await self._app(scope, receive, send)
             return
-        body = await _body(receive)
+        if self._tenants is None:  # vLLM knows its configuration before its first request
+            self._tenants = _tenants_of(scope)
         try:
-            if self._tenants is None:  # vLLM knows its configuration before its first request
-                self._tenants = _tenants_of(scope)
-            scope, body = _with_promises(scope, body, self._tenants, form.xargs_at)
+            if form is None:
+                await self._watch(scope, receive, send, self._tenants)
+            else:
+                await self._serve(scope, receive, send, form, self._tenants)
         except BadPromiseError as error:
             await _send_error(send, 400, "invalid_request_error", str(error))
-            return
+
+    async def _serve(
+        self, scope: Message, receive: Receive, send: Send, form: _Form, tenants: Tenants
+    ) -> None:
+        body = await _body(receive)
+        scope, body = _with_promises(scope, body, tenants, form.xargs_at)
         if _asks_for_beams(body):
             form = _BEAMS
         await self._app(scope, _once(body, receive), _Answer(send, form))
+
+    async def _watch(self, scope: Message, receive: Receive, send: Send, tenants: Tenants) -> None:
+        """Serve a request whose SLO, and whose refusal, vLLM does not hand on."""
+        client = getattr(scope["app"].state, "engine_client", None)
+        if client is None:  # a server that only renders
+            await self._app(scope, receive, send)
+            return
+        document: Mapping[str, Any] = {}
+        if not _path_of(scope).startswith(_AUDIO):  # audio may be long, and is no JSON
+            body = await _body(receive)
+            document, receive = _document_of(body), _once(body, receive)
+        said = document.get("vllm_xargs")
+        said = said if isinstance(said, Mapping) else {}
+        wanted = _in_ms(_wanted(_headers_of(scope), document, said, tenants))
+        with watching(client, wanted) as watched:
+            await self._app(scope, receive, _WatchedAnswer(send, watched))
 
     async def _quote(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a question for quotes, which vLLM does not know, if vLLM lets it in.
@@ -151,6 +176,34 @@ class _Answer:
             self._held.clear()
 
 
+class _WatchedAnswer:
+    """Holds a response back until the engine has begun with it or it has its end."""
+
+    def __init__(self, send: Send, watched: Watched) -> None:
+        self._send = send
+        self._watched = watched
+        self._held: list[Message] = []
+        self._is_decided = self._is_refused = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._is_refused:
+            return
+        if self._is_decided:
+            await self._send(message)
+            return
+        self._held.append(message)
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if self._watched.refusal:
+            self._is_refused = True
+            word, _, why = self._watched.refusal.partition(":")
+            await _send_refusal(self._send, word, why)
+        elif is_last or self._watched.has_begun:
+            self._is_decided = True
+            for each in self._held:
+                await self._send(each)
+            self._held.clear()
+
+
 def _path_of(scope: Message) -> str:
     """Return the path of a request as vLLM's routes know it; empty for what is no request.
 
@@ -195,7 +248,16 @@ _FORMS: Mapping[str, _Form] = {
     "/inference/v1/generate": _CHOICES._replace(xargs_at=("sampling_params", "extra_args")),
     "/invocations": _CHOICES,
 }
-"""The paths whose requests have an SLO and whose refusals are made plain."""
+"""The paths whose requests have an SLO in their bodies and tell refusals in their answers."""
+_AUDIO = "/v1/audio/"
+_WATCHED = {
+    "/generative_scoring",
+    "/v1/systemone",
+    "/cohere/v2/chat",
+    f"{_AUDIO}transcriptions",
+    f"{_AUDIO}translations",
+}
+"""The paths for which the engine is asked without the first, or whose answers lack the second."""
 
 
 def _asks_for_beams(body: bytes) -> bool:
@@ -271,19 +333,38 @@ def _with_promises(
 
     What its body says there comes first.  Where tenants have keys, the body cannot name one.
     """
-    headers = {
-        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-    }
     try:
         document = json.loads(body)
         *parts, name = xargs_at
         holder = reduce(getitem, parts, document)
         said = holder.get(name) or {}
-        wanted = {**_promised_in(headers), **said}
-        if (asked := document.get(ON_INFEASIBLE_FIELD)) is not None:
-            wanted.setdefault(ON_INFEASIBLE_FIELD, asked)
+        wanted = _wanted(_headers_of(scope), document, said, tenants)
+    except BadPromiseError:
+        raise
     except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return scope, body  # vLLM reports what is wrong with the body
+    promised = _in_ms(wanted)
+    if wanted == said:
+        return scope, body
+    holder[name] = promised
+    body = json.dumps(document).encode()
+    pairs = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
+    return {**scope, "headers": [*pairs, (b"content-length", b"%d" % len(body))]}, body
+
+
+def _wanted(
+    headers: Mapping[str, str],
+    document: Mapping[str, Any],
+    said: Mapping[str, Any],
+    tenants: Tenants,
+) -> dict[str, Any]:
+    """Return what a request asks for: as `said` in its body, then in its headers, by its tenant.
+
+    Raises BadPromiseError for a name that does not exist.
+    """
+    wanted: dict[str, Any] = {**_promised_in(headers), **said}
+    if (asked := document.get(ON_INFEASIBLE_FIELD)) is not None:
+        wanted.setdefault(ON_INFEASIBLE_FIELD, asked)
     if tenants:
         wanted.pop(TENANT_FIELD, None)
     if (tenant := tenant_of(headers, tenants)) is not None:
@@ -291,17 +372,35 @@ def _with_promises(
         if tenant.slo_tier is not None:
             wanted.setdefault(TIER_FIELD, tenant.slo_tier)
     check_names(wanted)
+    return wanted
+
+
+def _in_ms(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a request asks for, with times as numbers.
+
+    Raises BadPromiseError for a time that is none.
+    """
     promises = {
         names.field: 1000 * seconds_of(names.field, wanted[names.field])
         for names in PROMISES
         if names.field in wanted
     }
-    if wanted == said:
-        return scope, body
-    holder[name] = {**wanted, **promises}
-    body = json.dumps(document).encode()
-    pairs = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
-    return {**scope, "headers": [*pairs, (b"content-length", b"%d" % len(body))]}, body
+    return {**wanted, **promises}
+
+
+def _document_of(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in a body; an empty one if there is none, which vLLM reports."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _headers_of(scope: Message) -> dict[str, str]:
+    return {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
 
 
 def _promised_in(headers: Mapping[str, str]) -> dict[str, str]:
