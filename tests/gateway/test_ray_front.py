@@ -3,23 +3,98 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed here: pip install 'slosched[ray]'")
 
+from ray.exceptions import RayActorError
 from starlette.requests import Request as HTTPRequest
 
-from slosched.gateway.ray_serve.call import Head
+from slosched.gateway.ray_serve.call import Call, Head
 from slosched.gateway.ray_serve.front import Front
 
+Pieces = AsyncIterator[Head | bytes]
 
-class Nobody:
-    """The handle of a deployment that is not to be asked."""
 
-    def options(self, **_options: Any) -> Nobody:
+class Answers:
+    """The handle of a deployment whose replicas answer a call with these pieces."""
+
+    def __init__(self, pieces: Callable[[Call], Pieces]) -> None:
+        self.answer = self
+        self._pieces = pieces
+        self.calls: list[Call] = []
+
+    def options(self, **_options: Any) -> Answers:
         return self
+
+    def remote(self, call: Call) -> Answer:
+        self.calls.append(call)
+        return Answer(self._pieces(call))
+
+
+class Answer:
+    """One answer, which the front may cancel."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def __aiter__(self) -> Pieces:
+        return self._pieces
+
+    async def __anext__(self) -> Head | bytes:
+        return await anext(self._pieces)
+
+    def cancel(self) -> None:
+        pass
+
+
+async def nothing(_call: Call) -> Pieces:
+    """Answer no call: the replica has ended."""
+    raise RayActorError
+    yield b""
+
+
+def serves(max_model_len: int) -> Callable[[Call], Pieces]:
+    """Return what a replica answers whose model holds so many tokens."""
+
+    async def pieces(call: Call) -> Pieces:
+        yield Head("http://a", 200, [(b"content-type", b"application/json")])
+        if call.target == "/v1/models":
+            listed = json.dumps({"data": [{"id": "m", "max_model_len": max_model_len}]}).encode()
+            yield listed[:9]
+            yield listed[9:]
+        else:
+            yield b"{}"
+
+    return pieces
+
+
+def status_of(front: Front, content: bytes) -> int:
+    """Return the status with which the front answers a completion with this body."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    http = HTTPRequest({**scope, "headers": [], "server": ("a", 80)}, receive)
+    return asyncio.run(front(http)).status_code
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings from Ray itself
+def test_a_body_is_limited_by_the_context_of_the_replicas() -> None:
+    ids = b'{"prompt": [%b1]}' % (b"1," * 400_000)
+    long, short, down = Answers(serves(2**20)), Answers(serves(4096)), Answers(nothing)
+    front = Front(long, "sk-1")
+    assert [status_of(front, ids) for _ in range(2)] == [200, 200]
+    assert [call.target for call in long.calls] == ["/v1/models", *["/v1/completions"] * 2]
+    assert long.calls[0].headers == [("authorization", "Bearer sk-1")]
+    assert status_of(Front(short), ids) == 413
+    assert status_of(Front(down), ids) == 413
+    assert status_of(Front(down), b'{"prompt": [1]}') == 502
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings from Ray itself
@@ -31,7 +106,7 @@ def test_a_body_that_takes_long_to_parse_is_refused() -> None:
         return {"type": "http.request", "body": content, "more_body": False}
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    response = asyncio.run(Front(Nobody())(HTTPRequest(scope, receive)))
+    response = asyncio.run(Front(Answers(nothing))(HTTPRequest(scope, receive)))
     assert response.status_code == 413
     assert b"body_too_large" in response.body
 
@@ -46,8 +121,8 @@ class Replicas:
     def options(self, **_options: Any) -> Replicas:
         return self
 
-    def remote(self, _call: Any) -> Replicas:
-        return self
+    def remote(self, call: Call) -> Any:
+        return Answer(nothing(call)) if call.method == "GET" else self
 
     def __aiter__(self) -> Replicas:
         return self

@@ -162,4 +162,4 @@ def _bound(application: Application) -> serve.Application:
     replicas = engine.bind(
         list(application.arguments), dict(application.environment), application.drain_timeout_s
     )
-    return front.bind(replicas)
+    return front.bind(replicas, application.api_key)
