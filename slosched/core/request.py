@@ -37,7 +37,10 @@ class EndReason(StrEnum):
     LENGTH = "length"
     """Finished: it reached its output limit."""
     TOO_LONG = "too_long"
-    """Rejected: prompt and output limit together can never fit into the KV cache."""
+    """Rejected: prompt and output limit together can never fit into the KV cache.
+
+    Or the policy cuts no prompt, and a step cannot hold this one.
+    """
     EXPIRED = "expired"
     """Rejected: its TTFT deadline has passed."""
     INFEASIBLE = "infeasible"

@@ -95,6 +95,26 @@ def too_long(
     )
 
 
+def never_fits(num_tokens: int, kv_tokens: int) -> ApiError:
+    """Return a 400 to a request that the empty KV cache could not hold."""
+    why = (
+        f"prompt and max_tokens together are {num_tokens} tokens, which can never fit into the KV "
+        f"cache of {kv_tokens}; shorten the prompt or max_tokens"
+    )
+    return ApiError(400, why, code="context_length_exceeded", reason=EndReason.TOO_LONG)
+
+
+def not_cut(num_prompt_tokens: int, step_tokens: int) -> ApiError:
+    """Return a 400 to a request that the policy, not the KV cache, finds too long."""
+    why = (
+        f"the policy takes no prompt of {num_prompt_tokens} tokens where a step has at most "
+        f"{step_tokens}; shorten the prompt (the operator can raise --max-num-batched-tokens or "
+        "choose a policy that cuts prompts)"
+    )
+    code = "context_length_exceeded"
+    return ApiError(400, why, param="prompt", code=code, reason=EndReason.TOO_LONG)
+
+
 def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     """Return a 413 that closes the connection, so that the rest of the body is not read."""
     return ApiError(
@@ -195,13 +215,6 @@ def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
             reason=reason,
             retry_after_s=later_s,
             details={"retry_after_ms": None if later_s is None else 1000 * later_s},
-        )
-    if reason is EndReason.TOO_LONG:
-        return ApiError(
-            400,
-            "prompt and max_tokens together can never fit into the KV cache",
-            code="context_length_exceeded",
-            reason=reason,
         )
     if reason is EndReason.SHUTDOWN:
         return ApiError(

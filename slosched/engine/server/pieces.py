@@ -7,8 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from slosched.core import EndReason
-from slosched.engine.server.errors import ApiError, is_for_later, of_end, of_refusal
+from slosched.core import EndReason, Request
+from slosched.engine.server.errors import (
+    ApiError,
+    is_for_later,
+    never_fits,
+    not_cut,
+    of_end,
+    of_refusal,
+)
 from slosched.engine.server.generations import Generation, Update
 from slosched.engine.server.logprobs import Told, tell
 from slosched.engine.server.protocol import Options
@@ -16,6 +23,7 @@ from slosched.engine.server.stop_strings import StopStrings
 from slosched.engine.server.text import Detokenizer
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.worker import EngineWorker
+from slosched.scheduler import Scheduler
 
 
 class Piece(NamedTuple):
@@ -88,9 +96,18 @@ def error_of(
     assert reason is not None
     if refusal is not None and reason is refusal.reason:
         return of_refusal(refusal)
+    if reason is EndReason.TOO_LONG:
+        return _too_long(generation.request, worker.scheduler)
     if is_for_later(reason):
         retry_after_s = worker.retry_after_s(generation.request) or retry_after_s
     return of_end(reason, update.detail, retry_after_s)
+
+
+def _too_long(request: Request, scheduler: Scheduler) -> ApiError:
+    kv, num_tokens = scheduler.kv, request.num_prompt_tokens + request.max_tokens
+    if kv.fits_alone(num_tokens):
+        return not_cut(request.num_prompt_tokens, scheduler.limits.max_num_batched_tokens)
+    return never_fits(num_tokens, kv.num_blocks * kv.block_size)
 
 
 async def interleaved(streams: Sequence[AsyncIterator[Piece]]) -> AsyncIterator[Piece]:

@@ -603,6 +603,21 @@ def test_lower_priorities_are_served_first_by_a_policy_that_looks_at_them() -> N
         assert [r.priority for r in urgent.worker.records] == [0, -7, 0, 2, 3]
 
 
+def test_a_prompt_that_a_policy_does_not_cut_is_told_from_one_that_the_cache_cannot_hold() -> None:
+    with live(make_policy("trtllm"), limits=Limits(max_num_batched_tokens=16)) as server:
+        for stream in (False, True):
+            status, answer, _ = server.post(prompt="x" * 40, max_tokens=2, stream=stream)
+            assert (status, answer["error"]["reason"]) == (400, "too_long")
+            assert answer["error"]["code"] == "context_length_exceeded"
+            assert (
+                "no prompt of 40 tokens where a step has at most 16" in answer["error"]["message"]
+            )
+        assert server.post(prompt="x" * 16, max_tokens=2)[0] == 200
+    chunked = make_policy("trtllm:context_chunking_policy=first_come_first_served")
+    with live(chunked, limits=Limits(max_num_batched_tokens=16)) as server:
+        assert server.post(prompt="x" * 40, max_tokens=2)[0] == 200
+
+
 def test_an_adapter_is_no_model_that_is_served(server: Live) -> None:
     status, answer, _ = server.post(prompt="x", max_tokens=2, model="sql-adapter")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
