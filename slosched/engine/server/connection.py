@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import sys
+from http import HTTPStatus
 from typing import Any, cast
 
 import h11
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slosched.engine.server.clients import (
@@ -18,7 +20,7 @@ from slosched.engine.server.clients import (
     on_the_wire,
     too_many,
 )
-from slosched.engine.server.errors import ApiError
+from slosched.engine.server.errors import ApiError, headers_too_large
 from slosched.engine.server.joined_writes import JoinedWrites
 
 _MOST_DESCRIPTORS = 65_536
@@ -27,6 +29,13 @@ _SPARE_DESCRIPTORS = 64
 """Descriptors for files, and for connections that are accepted before others are closed."""
 _PROBES_AFTER_S = (0.05, 1.0)
 """When to look for the first time, and then again and again, whether a client is still there."""
+_MOST_HEADER_BYTES = 2**16
+"""Of a request's line and headers together; uvicorn's own limit for h11."""
+_TWO_LENGTHS = ApiError(
+    400,
+    "the request has both Content-Length and Transfer-Encoding; send one of the two",
+    closes=True,
+)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -60,6 +69,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, clients: Clients, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.app = _OneLength(self.app)
         self._clients = clients
         clients.connected = self.connections
         self._headers_timer: asyncio.TimerHandle | None = None
@@ -107,7 +117,13 @@ class Connection(H11Protocol):
             self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
+        """Answer what is not HTTP, or has too long headers; uvicorn calls this for h11's errors."""
+        error = sys.exception()
+        if isinstance(error, h11.RemoteProtocolError):
+            if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                self.answer_and_close(headers_too_large(_MOST_HEADER_BYTES))
+                return
+            msg = str(error)
         self.answer_and_close(ApiError(400, f"the request is not HTTP: {msg}"))
 
     def answer_and_close(self, error: ApiError) -> None:
@@ -174,6 +190,24 @@ class Connection(H11Protocol):
             if not self.transport.is_closing():
                 self.transport.write(_CONTINUE)
             self.loop.call_later(after_s, self._probe, then_after_s, then_after_s)
+
+
+class _OneLength:
+    """Middleware that refuses a body of two lengths, and closes the connection.
+
+    Where a proxy goes by the other length, what it takes for the body of one client's request would
+    be read as the next request, maybe another client's (RFC 9112, section 6.1).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope["headers"]}
+        if names >= {b"content-length", b"transfer-encoding"}:
+            await _TWO_LENGTHS.response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 async def _answer_too_many(scope: Scope, receive: Receive, send: Send) -> None:

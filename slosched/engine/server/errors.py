@@ -126,6 +126,15 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     )
 
 
+def headers_too_large(most_bytes: int) -> ApiError:
+    return ApiError(
+        431,
+        f"the headers have more than {most_bytes} bytes; send fewer or shorter ones",
+        code="headers_too_large",
+        closes=True,
+    )
+
+
 def too_many_values(most: int) -> ApiError:
     return ApiError(
         413,

@@ -207,6 +207,33 @@ def test_what_is_not_http_gets_an_error_in_the_same_format(server: Live, sent: b
         assert closes(client)
 
 
+def test_what_is_wrong_with_a_request_that_is_not_http_is_told(server: Live) -> None:
+    with connect(server) as client:
+        client.sendall(b"GET /v1/models HTTP/1.1\r\n\r\n")
+        status, answer = response_of(client)
+        assert (status, "Missing mandatory Host" in answer["error"]["message"]) == (400, True)
+
+
+def test_headers_that_are_too_long_are_a_431(server: Live) -> None:
+    with connect(server) as client:
+        client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\ncookie: " + b"a" * 2**16)
+        status, answer = response_of(client)
+        assert (status, answer["error"]["code"]) == (431, "headers_too_large")
+        assert "more than 65536 bytes" in answer["error"]["message"]
+        assert closes(client)
+
+
+def test_a_body_of_two_lengths_cannot_smuggle_a_request(server: Live) -> None:
+    lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
+    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    with connect(server) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + lengths + b"\r\n"
+        client.sendall(head + b"0\r\n\r\n" + smuggled)
+        status, answer = response_of(client)
+        assert (status, "Transfer-Encoding" in answer["error"]["message"]) == (400, True)
+        assert closes(client)
+
+
 SERVER_PROGRAM = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
