@@ -21,6 +21,8 @@ _OF_ONE_CONNECTION = frozenset(
     }
 )
 """Headers that are not passed on (RFC 9110, section 7.6.1)."""
+_NEVER_OF_ONE_CONNECTION = frozenset({b"authorization", b"content-type", b"cache-control"})
+"""Headers that are for the server, which `connection` may not name (section 7.6.1, too)."""
 _NOT_SENT = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect", b"accept-encoding"}
 _PLAIN = ("accept-encoding", "identity")
 """Asks for an answer that is not compressed: else nobody sees where an event of a stream ends, and
@@ -39,7 +41,9 @@ def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
 
     Raises ApiError (400) if one of them has control characters.
     """
-    sent = [(name, value) for name, value in headers if name not in _NOT_SENT]
+    given = list(headers)
+    skipped = _NOT_SENT | _named_by_connection(given)
+    sent = [(name, value) for name, value in given if name not in skipped]
     for name, value in sent:
         if _CONTROLS.search(value):
             raise ApiError(400, f"the header {name.decode('latin-1')} has control characters")
@@ -56,5 +60,12 @@ def _text(value: bytes) -> str:
 
 def answered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return an answer's headers, in lower case, without those of its own connection."""
-    lowered = ((name.lower(), value) for name, value in headers)
-    return [(name, value) for name, value in lowered if name not in _NOT_ANSWERED]
+    lowered = [(name.lower(), value) for name, value in headers]
+    skipped = _NOT_ANSWERED | _named_by_connection(lowered)
+    return [(name, value) for name, value in lowered if name not in skipped]
+
+
+def _named_by_connection(headers: Headers) -> set[bytes]:
+    """Return the names that a `connection` header says are for this connection alone."""
+    said = b",".join(value for name, value in headers if name == b"connection")
+    return {each.strip().lower() for each in said.split(b",")} - _NEVER_OF_ONE_CONNECTION

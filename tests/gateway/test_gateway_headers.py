@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from slosched.engine.server.request_id import EchoRequestId
-from slosched.gateway.headers import sendable
+from slosched.gateway.headers import answered, sendable
 from slosched.gateway.request_id import GiveRequestId
 
 
@@ -37,6 +37,14 @@ def test_a_value_reaches_the_replica_as_it_was_sent(value: str) -> None:
 
 def test_a_value_that_is_no_utf_8_is_sent_as_the_text_that_it_is_in_latin_1() -> None:
     assert ("x-name", "Andr\xe9") in sendable([(b"x-name", b"Andr\xe9")])
+
+
+def test_headers_that_connection_names_go_no_further() -> None:
+    said = [(b"connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"x-other", b"2")]
+    assert sendable(said)[:-1] == [("x-other", "2")]
+    assert answered([(b"Connection", b"x-MINE"), *said[1:]]) == [(b"x-other", b"2")]
+    key = (b"authorization", b"Bearer a")
+    assert ("authorization", "Bearer a") in sendable([(b"connection", b"authorization"), key])
 
 
 @pytest.mark.parametrize("sent", [[], [(b"x-request-id", b"")], [(b"x-request-id", b"mine")]])
