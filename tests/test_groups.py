@@ -8,9 +8,11 @@ from factories import make_model, make_request
 from hypothesis import given
 
 from slosched.core import (
+    NO_SLO,
     DeviceCopy,
     EndReason,
     Limits,
+    OnInfeasible,
     Request,
     RequestStatus,
     SamplingParams,
@@ -190,6 +192,22 @@ def test_a_rejection_of_a_sibling_aborts_who_has_emitted():
     while replica.engine.has_work:
         replica.step()
     assert [m.end_reason for m in members] == [EndReason.SIBLING, EndReason.EXPIRED]
+
+
+@pytest.mark.parametrize("on_infeasible", [OnInfeasible.RELEGATE, OnInfeasible.SERVE])
+def test_siblings_that_one_plan_rejects_are_eased_once_and_all_served(on_infeasible):
+    replica = Replica(make_policy("edf:drop=expired"), max_num_seqs=1)
+    request = make_request("a", ttft_s=0.1)
+    request.on_infeasible = on_infeasible
+    members = replica.add(request, 30)
+    replica.step()
+    replica.clock.advance(0.15)  # more than is asked for, less than twice as much
+    while members[1].asked_slo is None:
+        replica.step()
+    eased_s = NO_SLO.ttft_s if on_infeasible is OnInfeasible.RELEGATE else 0.2
+    assert {member.slo.ttft_s for member in members[1:]} == {eased_s}
+    replica.run()
+    assert {member.end_reason for member in members} == {EndReason.LENGTH}
 
 
 def test_a_group_that_can_never_fit_is_rejected_whole():

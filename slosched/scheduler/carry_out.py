@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from slosched.core import (
+    SLO,
     BatchShape,
     DecodeGroup,
+    EndReason,
     LatencyModel,
     ScheduledBatch,
     ScheduledChunk,
@@ -51,13 +53,7 @@ class CarryOut:
         `started_s` is the begin of the step, if it is known.  The decodes `beside` are served apart
         from the plan; then the batch has no prediction.
         """
-        for request_id, reason in output.rejected.items():
-            request = self._queues.find(request_id)
-            assert request is not None
-            if (slo := eased_slo(request, reason)) is None:
-                self._lifecycle.end(request, reason, now_s)
-            else:
-                self._lifecycle.ease(request, slo)
+        self._reject(output.rejected, now_s)
         self._lifecycle.preempt(output.preempted)
         swap_out = self._lifecycle.swap_out(output.swapped_out)
         # Before any block is taken: what these count on must not be evicted for another request.
@@ -93,6 +89,23 @@ class CarryOut:
             predicted_s=None if model is None else model.predict(shape),
             device_copies=copies,
         )
+
+    def _reject(self, rejected: Mapping[str, EndReason], now_s: float) -> None:
+        """End the requests that a plan rejects, or ease their SLO where they are kept.
+
+        A group is eased once in a plan, however many of its members the plan rejects.
+        """
+        eased: dict[str, SLO] = {}
+        for request_id, reason in rejected.items():
+            request = self._queues.find(request_id)
+            assert request is not None
+            name = request_id if request.group is None else request.group.group_id
+            slo = eased.get(name) or eased_slo(request, reason)
+            if slo is None:
+                self._lifecycle.end(request, reason, now_s)
+            else:
+                self._lifecycle.ease(request, slo)
+                eased[name] = slo
 
     def _chunks(self, output: SchedulerOutput, started_s: float | None) -> list[ScheduledChunk]:
         """Return the scheduled chunks, with blocks for their tokens."""
