@@ -123,7 +123,7 @@ class Connection(H11Protocol):
             if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
                 self.answer_and_close(headers_too_large(_MOST_HEADER_BYTES))
                 return
-            msg = str(error)
+            msg = str(error).partition(": bytearray(")[0]  # without up to 64 KiB of the client's
         self.answer_and_close(ApiError(400, f"the request is not HTTP: {msg}"))
 
     def answer_and_close(self, error: ApiError) -> None:

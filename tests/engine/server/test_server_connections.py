@@ -212,6 +212,9 @@ def test_what_is_wrong_with_a_request_that_is_not_http_is_told(server: Live) -> 
         client.sendall(b"GET /v1/models HTTP/1.1\r\n\r\n")
         status, answer = response_of(client)
         assert (status, "Missing mandatory Host" in answer["error"]["message"]) == (400, True)
+    with connect(server) as client:
+        client.sendall(b"GET /secret\xff HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert response_of(client)[1]["error"]["message"].endswith(": illegal request line")
 
 
 def test_headers_that_are_too_long_are_a_431(server: Live) -> None:
