@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 
 import pytest
 from scored import num_good
@@ -34,30 +35,24 @@ def shortage_at(now_s: float) -> Shortage:
     ("load", "ttfts_s", "tpots_s", "is_lasting"),
     [
         (1.3, [1.0], [0.05], True),
-        (1.2, [1.0], [0.05], False),
+        (1.2, [1.2], [0.05], False),
         (1.3, [1.0, 1.9], [0.05], True),
         (1.3, [1.0, 2.1], [0.05], False),
+        (1.3, [0.8], [0.05], False),
         (1.3, [1.0], [0.05, 0.1], False),
     ],
-    ids=["too many", "a few too many", "TTFTs alike", "TTFTs differ", "TPOTs differ"],
+    ids=["too many", "a few too many", "TTFTs alike", "they differ", "they are short", "TPOTs"],
 )
 def test_it_lasts_while_too_many_arrive_that_ask_for_the_same(
     load: float, ttfts_s: list[float], tpots_s: list[float], is_lasting: bool
 ) -> None:
+    """40 prompts arrive, 23 to 25 of them in a second."""
     num, tokens = 40, 1000
     worth = Worth()
-    worth.see(
-        [
-            R(
-                f"seen {i}",
-                tokens,
-                ttfts_s[i % len(ttfts_s)],
-                tpot_s=tpots_s[i % len(tpots_s)],
-            ).request()
-            for i in range(num)
-        ]
-    )
+    ttfts, tpots = cycle(ttfts_s), cycle(tpots_s)
+    worth.see([R(f"r{i}", tokens, next(ttfts), tpot_s=next(tpots)).request() for i in range(num)])
     now_s = num * tokens / (load * TOKENS_PER_S)
+    assert 22.5 < num / now_s < 25
     assert Overload(worth, 0.1).is_lasting(shortage_at(now_s)) == is_lasting
 
 

@@ -11,6 +11,8 @@ from slosched.policy.kit.worth import Worth
 _TOO_MANY = 1.25
 """Prompt tokens that arrive, as a multiple of those for which there is time, from which on the
 overload is taken to last.  Above 1, because a burst passes."""
+_MANY = 24
+"""Requests that arrive within a TTFT, from which on there are enough to choose among."""
 
 
 @dataclass
@@ -20,7 +22,8 @@ class Overload:
     While a burst passes, all prompts can be in time if those that are due first go first.  While
     more arrive than there is time for, some are late whatever is done, and time for a long prompt
     is time that shorter ones would have had that are still to come.  Where some have much more time
-    than others, however, the order by length makes those late that are due soon.
+    than others, however, the order by length makes those late that are due soon.  And where few
+    arrive within a TTFT it made more of them late than it saved.
     """
 
     worth: Worth
@@ -34,4 +37,4 @@ class Overload:
         served = tokens_per_s_beside(shortage.pace, view, self.min_share)
         if worth.tokens_per_s(view.now_s) <= _TOO_MANY * served:
             return False
-        return worth.are_promises_alike and worth.are_ttfts_alike
+        return worth.are_promises_alike and worth.num_within_a_ttft(view.now_s) >= _MANY

@@ -109,14 +109,20 @@ class Worth:
         num_by_tpot_s = Counter(a.tpot_s for a in self._arrivals)
         return max(num_by_tpot_s.values(), default=0) >= _NEARLY_ALL * len(self._arrivals)
 
-    @property
-    def are_ttfts_alike(self) -> bool:
-        """Tell whether the TTFTs of most of the latest arrivals differ by a factor of 2 at most."""
-        ttfts_s = sorted([a.ttft_s for a in self._arrivals])
-        if not ttfts_s:
-            return False
-        num_outside = len(ttfts_s) // 8  # at either end
-        return ttfts_s[-1 - num_outside] <= _ALIKE * ttfts_s[num_outside]
+    def num_within_a_ttft(self, now_s: float) -> float:
+        """Return how many requests have arrived lately in the time of a TTFT.
+
+        It is 0 while that is unknown, and if the TTFTs of most differ by more than a factor of 2.
+        """
+        arrivals = self._arrivals
+        if len(arrivals) < _LEAST_ARRIVALS or now_s <= arrivals[0].arrival_s:
+            return 0.0
+        ttfts_s = sorted([a.ttft_s for a in arrivals])
+        num_outside = len(arrivals) // 8  # at either end
+        least_s = ttfts_s[num_outside]
+        if ttfts_s[-1 - num_outside] > _ALIKE * least_s:
+            return 0.0
+        return least_s * len(arrivals) / (now_s - arrivals[0].arrival_s)
 
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.
