@@ -80,8 +80,8 @@ GROUPED = (
 """More policies that can plan around a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
-    ("goodput", "roomy"): "b01f9a913cd748bd",
-    ("goodput", "swapping"): "e22d245ebc1f20aa",
+    ("goodput", "roomy"): "9fb8368f66d97494",
+    ("goodput", "swapping"): "95a6da463e14c585",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",
