@@ -199,6 +199,19 @@ def test_a_decode_that_is_late_already_holds_no_long_step_up() -> None:
     assert tokens_of(late, ahead, R("long", 2000, 9.0))["long"] > 900
 
 
+@pytest.mark.parametrize(("rule", "waits"), [("envelope", True), ("mean_tpot", False)])
+def test_where_no_late_token_is_made_up_for_a_long_step_waits_for_who_is_nearly_due(
+    rule: str, waits: bool
+) -> None:
+    """A step of all 41 decodes takes 10.41 ms, one of "nearly" alone 10.01.  It is due in 10.2."""
+    limits = replace(LIMITS, deadline_rule=DeadlineRule(rule))
+    nearly = R("nearly", 11, 0.0102, tpot_s=0.045, out=1)
+    loose = [R(f"loose {i}", 11, 0.2, tpot_s=0.2, out=1) for i in range(40)]
+    found = tokens_of(nearly, *loose, R("long", 2000, 9.0), limits=limits)
+    assert (found == {"nearly": 1}) is waits
+    assert ("long" in found) is not waits
+
+
 def test_where_every_gap_counts_there_are_no_long_steps() -> None:
     limits = replace(LIMITS, deadline_rule=DeadlineRule.TBT)
     decode = R("decode", 11, 9.0, tpot_s=0.045, out=1)

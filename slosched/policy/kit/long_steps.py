@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from slosched.core import LatencyModel, Request, SchedulerView
+from slosched.core import DeadlineRule, LatencyModel, Request, SchedulerView
 from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot, largest_within
 from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.pace import Pace, first_place
@@ -35,18 +35,22 @@ class LongSteps(NamedTuple):
     between_s: float
     """Predicted time of a step of the decodes that are due within the TPOT."""
 
-    def first_slack_s(self, decodes: Iterable[Request], pace: Pace, now_s: float) -> float:
+    def first_slack_s(self, decodes: Sequence[Request], pace: Pace, view: SchedulerView) -> float:
         """Return the time until the first of `decodes`, sorted by deadline, that counts is due.
 
-        Neither those count whose TPOT is not kept, nor those that would be late even in a step of
-        decodes alone: they catch up in the steps between the long ones.
+        Those do not count whose TPOT is not kept, nor those that would be late even in a step of
+        decodes alone: they catch up in the steps between the long ones.  Under `envelope`, where
+        none catches up, only those that are late already do not count.
         """
-        slacks_s = (r.deadline_s - now_s for r in decodes if r.slo.tpot_s >= self.tpot_s)
-        return next((slack_s for slack_s in slacks_s if slack_s >= pace.all_s), math.inf)
+        is_envelope = view.limits.deadline_rule is DeadlineRule.ENVELOPE
+        least_s = 0.0 if is_envelope else pace.all_s
+        others = decodes[num_lost(decodes, view) :]
+        slacks_s = (r.deadline_s - view.now_s for r in others if r.slo.tpot_s >= self.tpot_s)
+        return next((slack_s for slack_s in slacks_s if slack_s >= least_s), math.inf)
 
     def limit_s(
         self,
-        decodes: Iterable[Request],
+        decodes: Sequence[Request],
         prompts: Iterable[Timed],
         pace: Pace,
         view: SchedulerView,
@@ -56,7 +60,7 @@ class LongSteps(NamedTuple):
 
         It ends `margin` of the TPOT before the first of `decodes`, sorted by deadline, is due.
         """
-        slack_s = self.first_slack_s(decodes, pace, view.now_s) - margin * self.tpot_s
+        slack_s = self.first_slack_s(decodes, pace, view) - margin * self.tpot_s
         step_s = self._next_step_s(prompts, pace, view.model)
         if step_s > max(slack_s, (1 - margin) * self.tpot_s):
             return None
