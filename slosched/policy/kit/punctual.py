@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, heappushpop
 from itertools import accumulate, compress
-from operator import attrgetter, not_
+from operator import attrgetter, itemgetter, not_
 from typing import NamedTuple
 from zlib import crc32
 
@@ -143,7 +143,7 @@ def best_order(
     are_many_late = len(order.late) > _FEW_LATE * len(order.in_time)
     is_short_of_seats = are_many_late and supply.is_short_of_seats(order.in_time)
     if is_short_of_seats or (by_length and order.late):
-        return _dearest_first(order, ordered, ranks)
+        return _dearest_first(order, ordered, ranks, fairness)
     return order
 
 
@@ -152,17 +152,20 @@ def shortest_first(order: Order, ordered: Sequence[Timed], fairness: float = 0.0
 
     `ordered` are those of `order` with their times.
     """
-    return _dearest_first(order, ordered, _ranks(ordered, 0.0, fairness, ageing=0.0))
+    ranks = _ranks(ordered, 0.0, fairness, ageing=0.0)
+    return _dearest_first(order, ordered, ranks, fairness)
 
 
-def _dearest_first(order: Order, ordered: Sequence[Timed], ranks: Sequence[Rank]) -> Order:
+def _dearest_first(
+    order: Order, ordered: Sequence[Timed], ranks: Sequence[Rank], fairness: float
+) -> Order:
     """Return the order with those first that would be given up last."""
-    rank = {r.request_id: rank[:2] for rank, (r, _) in zip(ranks, ordered, strict=True)}
-
-    def dearest_first(requests: list[Request]) -> list[Request]:
-        return sorted(requests, key=lambda r: rank[r.request_id], reverse=True)
-
-    return Order(dearest_first(order.in_time), dearest_first(order.late))
+    by_rank = itemgetter(0, 1) if fairness else itemgetter(1)  # None is safe: floats are faster.
+    dearest_first = [ordered[at][0] for _, _, at in sorted(ranks, key=by_rank, reverse=True)]
+    late = set(order.late)
+    return Order(
+        [r for r in dearest_first if r not in late], [r for r in dearest_first if r in late]
+    )
 
 
 def most_in_time(

@@ -30,5 +30,5 @@ class Shortage(NamedTuple):
     @property
     def lacks_seats(self) -> bool:
         """Tell whether more prompts want a seat than are free."""
-        num_begun = sum(request.status is _RUNNING for request, _ in self.prompts)
+        num_begun = sum([request.status is _RUNNING for request, _ in self.prompts])
         return len(self.prompts) - num_begun > self.supply.num_free_seats
