@@ -34,25 +34,25 @@ def shortage_at(now_s: float) -> Shortage:
 @pytest.mark.parametrize(
     ("load", "ttfts_s", "tpots_s", "is_lasting"),
     [
-        (1.3, [1.0], [0.05], True),
-        (1.2, [1.2], [0.05], False),
-        (1.3, [1.0, 1.9], [0.05], True),
-        (1.3, [1.0, 2.1], [0.05], False),
-        (1.3, [0.8], [0.05], False),
-        (1.3, [1.0], [0.05, 0.1], False),
+        (1.3, [1.5], [0.05], True),
+        (1.2, [1.5], [0.05], False),
+        (1.3, [1.5, 2.9], [0.05], True),
+        (1.3, [1.5, 3.1], [0.05], False),
+        (1.3, [1.4], [0.05], False),
+        (1.3, [1.5], [0.05, 0.1], False),
     ],
     ids=["too many", "a few too many", "TTFTs alike", "they differ", "they are short", "TPOTs"],
 )
 def test_it_lasts_while_too_many_arrive_that_ask_for_the_same(
     load: float, ttfts_s: list[float], tpots_s: list[float], is_lasting: bool
 ) -> None:
-    """40 prompts arrive, 23 to 25 of them in a second."""
+    """There is time for 19 prompts in a second, and so for 28.6 in 1.5."""
     num, tokens = 40, 1000
     worth = Worth()
     ttfts, tpots = cycle(ttfts_s), cycle(tpots_s)
     worth.see([R(f"r{i}", tokens, next(ttfts), tpot_s=next(tpots)).request() for i in range(num)])
     now_s = num * tokens / (load * TOKENS_PER_S)
-    assert 22.5 < num / now_s < 25
+    assert 1.5 * num / (load * now_s) == pytest.approx(28.6, abs=0.01)
     assert Overload(worth, 0.1).is_lasting(shortage_at(now_s)) == is_lasting
 
 

@@ -11,8 +11,8 @@ from slosched.policy.kit.worth import Worth
 _TOO_MANY = 1.25
 """Prompt tokens that arrive, as a multiple of those for which there is time, from which on the
 overload is taken to last.  Above 1, because a burst passes."""
-_MANY = 24
-"""Requests that arrive within a TTFT, from which on there are enough to choose among."""
+_MANY = 28
+"""Prompts for which there is time within a TTFT, from which on they may go by length."""
 
 
 @dataclass
@@ -22,8 +22,9 @@ class Overload:
     While a burst passes, all prompts can be in time if those that are due first go first.  While
     more arrive than there is time for, some are late whatever is done, and time for a long prompt
     is time that shorter ones would have had that are still to come.  Where some have much more time
-    than others, however, the order by length makes those late that are due soon.  And where few
-    arrive within a TTFT it made more of them late than it saved.
+    than others, however, the order by length makes those late that are due soon.  And some that
+    could be in time are late as shorter ones come before them: the fewer prompts there is time for
+    within a TTFT, the more that is of them.
     """
 
     worth: Worth
@@ -32,9 +33,10 @@ class Overload:
     """Least share of the device that prompts have."""
 
     def is_lasting(self, shortage: Shortage) -> bool:
-        """Tell whether too many prompts arrive, and nearly all with about the same SLO."""
-        view, worth = shortage.view, self.worth
-        served = tokens_per_s_beside(shortage.pace, view, self.min_share)
-        if worth.tokens_per_s(view.now_s) <= _TOO_MANY * served:
+        """Tell whether too many prompts arrive, nearly all with about the same SLO."""
+        worth, now_s = self.worth, shortage.view.now_s
+        served = tokens_per_s_beside(shortage.pace, shortage.view, self.min_share)
+        arriving = worth.tokens_per_s(now_s)
+        if arriving <= _TOO_MANY * served or not worth.are_promises_alike:
             return False
-        return worth.are_promises_alike and worth.num_within_a_ttft(view.now_s) >= _MANY
+        return worth.ttft_s * worth.requests_per_s(now_s) * served / arriving >= _MANY

@@ -109,20 +109,26 @@ class Worth:
         num_by_tpot_s = Counter(a.tpot_s for a in self._arrivals)
         return max(num_by_tpot_s.values(), default=0) >= _NEARLY_ALL * len(self._arrivals)
 
-    def num_within_a_ttft(self, now_s: float) -> float:
-        """Return how many requests have arrived lately in the time of a TTFT.
-
-        It is 0 while that is unknown, and if the TTFTs of most differ by more than a factor of 2.
-        """
+    def requests_per_s(self, now_s: float) -> float:
+        """Return the requests that have arrived lately in a second; 0 while that is unknown."""
         arrivals = self._arrivals
         if len(arrivals) < _LEAST_ARRIVALS or now_s <= arrivals[0].arrival_s:
+            return 0.0
+        return len(arrivals) / (now_s - arrivals[0].arrival_s)
+
+    @property
+    def ttft_s(self) -> float:
+        """Return the TTFT of nearly all of the latest arrivals; 0 if they differ.
+
+        It is the smallest of those of three quarters, which differ by a factor of 2 at most.
+        """
+        arrivals = self._arrivals
+        if not arrivals:
             return 0.0
         ttfts_s = sorted([a.ttft_s for a in arrivals])
         num_outside = len(arrivals) // 8  # at either end
         least_s = ttfts_s[num_outside]
-        if ttfts_s[-1 - num_outside] > _ALIKE * least_s:
-            return 0.0
-        return least_s * len(arrivals) / (now_s - arrivals[0].arrival_s)
+        return 0.0 if ttfts_s[-1 - num_outside] > _ALIKE * least_s else least_s
 
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.
