@@ -18,7 +18,6 @@ from slosched.policy.kit.giving_way import are_all_due_in_time, give_way, serve_
 from slosched.policy.kit.late_gaps import LateGaps, num_due_soon
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.memory import tokens_at_leisure, tokens_in_turn
-from slosched.policy.kit.overload import Overload
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, best_order
@@ -73,7 +72,6 @@ class GoodputParts:
         """The share of a TPOT that is left under the deadline rule."""
         self._worth = self.worth_class()
         self._flood = Flood(self._worth, self.min_share)
-        self._overload = Overload(self._worth, self.min_share)
         self._late_gaps = LateGaps(self._worth.stays)
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
@@ -125,8 +123,7 @@ class GoodputParts:
         """Return which prompts are in time, which are late, and in what order they run."""
         kept = self._worth.least
         prompts, hopeless = split_unkeepable(shortage.prompts, shortage.view, kept)
-        supply, goes_by_length = shortage.supply, self._overload.is_lasting(shortage)
-        order = best_order(prompts, supply, self.fairness, self.ageing, by_length=goes_by_length)
+        order = best_order(prompts, shortage.supply, self.fairness, self.ageing)
         return behind_others(order, hopeless)
 
     def spread(

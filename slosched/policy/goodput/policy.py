@@ -76,11 +76,10 @@ class Goodput(GoodputParts, PlansBesideDecodes, ForeseesDecodes):
        are planned with the share of the device that decodes leave at the pace of their TPOTs, and
        with the seats (`max_num_seqs`) that decodes leave as they end.  Moore and Hodgson's rule
        makes the most of the prompts punctual; the others are late.  If seats are scarcer than
-       time and many prompts are late, prompts go by length instead of by deadline; so they do if
-       any is late while too many arrive that ask for about the same (kit/overload.py).  The step
-       takes the decodes that are due, then the punctual prompts and the other decodes by deadline,
-       then the late prompts, and last those whose TPOT is not kept.  The next step plans all of
-       them anew.  No decode gives way if it has time while prompts lack seats, since it would keep
+       time and many prompts are late, prompts go by length instead of by deadline.  The step takes
+       the decodes that are due, then the punctual prompts and the other decodes by deadline, then
+       the late prompts, and last those whose TPOT is not kept.  The next step plans all of them
+       anew.  No decode gives way if it has time while prompts lack seats, since it would keep
        its own for longer.  A prompt counts by the time that it adds to steps of decodes, not by the
        time that it takes alone.  If all decodes are ahead, and prompts go faster in full steps,
        the step lasts until shortly before the first decode is due (kit/while_ahead.py).

@@ -123,28 +123,22 @@ def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
 
 
 def best_order(
-    ordered: Sequence[Timed],
-    supply: Supply,
-    fairness: float = 0.0,
-    ageing: float = 0.0,
-    *,
-    by_length: bool = False,
+    ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0, ageing: float = 0.0
 ) -> Order:
     """Return the most prompts that can be in time, by deadline or else by length.
 
-    Prompts go by length if seats are scarce and many prompts are late, and with `by_length` if any
-    is late.  A request is then in time for most of its stay once it has a seat, a short prompt
-    takes least from others, and the prompts that arrive next are as short.  While a burst passes
-    that would be wrong, since long prompts could have been in time, too.  `ordered` are sorted by
-    deadline.
+    Prompts go by length if seats are scarce and many prompts are late.  A request is then in time
+    for most of its stay once it has a seat, a short prompt takes least from others, and the
+    prompts that arrive next are as short.  While a burst passes that would be wrong, since long
+    prompts could have been in time, too.  `ordered` are sorted by deadline.
     """
     ranks = _ranks(ordered, supply.start_s, fairness, ageing)
     order = most_by_rank(ordered, supply, ranks)
-    are_many_late = len(order.late) > _FEW_LATE * len(order.in_time)
-    is_short_of_seats = are_many_late and supply.is_short_of_seats(order.in_time)
-    if is_short_of_seats or (by_length and order.late):
-        return _dearest_first(order, ordered, ranks, fairness)
-    return order
+    if len(order.late) <= _FEW_LATE * len(order.in_time):
+        return order
+    if not supply.is_short_of_seats(order.in_time):
+        return order
+    return _dearest_first(order, ordered, ranks, fairness)
 
 
 def shortest_first(order: Order, ordered: Sequence[Timed], fairness: float = 0.0) -> Order:

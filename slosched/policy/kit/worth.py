@@ -21,8 +21,6 @@ _LEAST_ARRIVALS = 16
 """Arrivals before which every TPOT that can be kept is kept."""
 _NEARLY_ALL = 0.75
 """Share of the arrivals whose promise is that of nearly all."""
-_ALIKE = 2.0
-"""Largest TTFT of the arrivals, as a multiple of the smallest, with which all are about alike."""
 _MOST_TIERS = 8
 """TPOTs that are weighed; of more, so many quantiles are, and then some beside the best."""
 _LEAST_GAIN = 1.02
@@ -108,27 +106,6 @@ class Worth:
         """Tell whether nearly all of the latest arrivals ask for the same TPOT."""
         num_by_tpot_s = Counter(a.tpot_s for a in self._arrivals)
         return max(num_by_tpot_s.values(), default=0) >= _NEARLY_ALL * len(self._arrivals)
-
-    def requests_per_s(self, now_s: float) -> float:
-        """Return the requests that have arrived lately in a second; 0 while that is unknown."""
-        arrivals = self._arrivals
-        if len(arrivals) < _LEAST_ARRIVALS or now_s <= arrivals[0].arrival_s:
-            return 0.0
-        return len(arrivals) / (now_s - arrivals[0].arrival_s)
-
-    @property
-    def ttft_s(self) -> float:
-        """Return the TTFT of nearly all of the latest arrivals; 0 if they differ.
-
-        It is the smallest of those of three quarters, which differ by a factor of 2 at most.
-        """
-        arrivals = self._arrivals
-        if not arrivals:
-            return 0.0
-        ttfts_s = sorted([a.ttft_s for a in arrivals])
-        num_outside = len(arrivals) // 8  # at either end
-        least_s = ttfts_s[num_outside]
-        return 0.0 if ttfts_s[-1 - num_outside] > _ALIKE * least_s else least_s
 
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.
