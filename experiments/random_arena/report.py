@@ -94,7 +94,9 @@ There the search of `slosched capacity` finds capacities at 99 % and 90 %, betwe
 1/{1 / LOWEST:g} of that rate and {HIGHEST:g} times it. Then all are played at {OVERLOAD:g} \
 times the best capacity at 90 %. Ratios are to the best of a class in that cell, chosen in \
 hindsight. They are paired by window, with 95 % intervals from resampled windows and blocks. The \
-windows are short: intervals are wide, and a queue that grows for minutes is not seen.
+windows are short: intervals are wide, and a queue that grows for minutes is not seen. In overload \
+they favour who serves short prompts first, since the long ones are left to the end, when nobody \
+comes any more ([figures](../experiments/goodput/README.md#findings)).
 
 **Cells of the seeds {DESIGN_SEEDS[0]} to {_LAST_SHORT_SEED} were played before windows were made \
 to last.** Where a device is fast or answers are long, all of their \
