@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -211,21 +212,27 @@ def test_a_replay_that_is_stopped_keeps_what_it_has_measured(
     assert len(read_records(Path("live/records.jsonl")).records) == 2
 
 
-def test_sigterm_before_a_server_serves_is_told(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("print('loading', flush=True)\ninput()\n")
+def told_when_stopped_at(line: str, ends_it: signal.Signals, *options: str, **started: Any) -> str:
+    """Start `serve`, stop it once it has printed `line`, and return what it tells."""
     with subprocess.Popen(
-        [SLOSCHED, "serve", "--emulate", GPU, "-p", "mine.py"],
-        cwd=tmp_path,
+        [SLOSCHED, "serve", "--emulate", GPU, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **started,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "loading\n"
-        process.terminate()
+        assert process.stdout.readline() == f"{line}\n"
+        process.send_signal(ends_it)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
+    return str(said)
+
+
+def test_sigterm_before_a_server_serves_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("print('loading', flush=True)\ninput()\n")
+    said = told_when_stopped_at("loading", signal.SIGTERM, "-p", "mine.py", cwd=tmp_path)
     assert said.endswith("stopped by Ctrl-C or SIGTERM while it was not serving\n")
 
 
@@ -236,19 +243,7 @@ def test_a_signal_while_the_command_line_is_imported_is_told(
 ) -> None:
     (tmp_path / f"{module}.py").write_text("print('importing', flush=True)\ninput()\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    with subprocess.Popen(
-        [SLOSCHED, "serve", "--emulate", GPU],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(ends_it)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    said = told_when_stopped_at("importing", ends_it, env={**os.environ, "PYTHONPATH": path})
     assert said == "stopped by Ctrl-C or SIGTERM before the command had begun\n"
 
 

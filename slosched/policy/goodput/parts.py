@@ -173,7 +173,7 @@ class GoodputParts:
             batch.time_limit_s = math.nextafter(pace.all_s, math.inf)
             add_without_preempting(batch, decodes)
             return
-        if shortage.lacks_seats and pace.all_s < step_s:
+        if pace.all_s < step_s and shortage.lacks_seats:
             serve_all_decodes(pack, decodes, order)
             return
         if order.in_time:

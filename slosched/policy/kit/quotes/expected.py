@@ -57,10 +57,20 @@ class Expected:
         cls, request: Request, work: Work, place: float, spreads: SpreadByTTFT
     ) -> Expected:
         """Return what is known of a request of which nothing was expected: `ttft_s` is 0."""
-        num_tokens = request.num_uncomputed_tokens
-        due_s = first_due_s(request)
         return cls(
-            request, due_s, place, num_tokens, work, 0.0, spreads, {}, 0.0, {}, 0.0, 1.0, 0.0
+            request,
+            first_due_s(request),
+            place,
+            request.num_uncomputed_tokens,
+            work,
+            ttft_s=0.0,
+            ttft_spreads=spreads,
+            ttft_factors={},
+            tpot_s=0.0,
+            tpot_factors={},
+            ahead_s=0.0,
+            in_time=1.0,
+            likely_s=0.0,
         )
 
 
