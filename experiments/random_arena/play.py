@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from experiments.arena.contenders import Class, Entry
 from experiments.command import provenance
 from experiments.random_arena.cells import (
@@ -23,6 +25,7 @@ from experiments.random_arena.cells import (
     num_for,
 )
 from experiments.random_arena.contenders import REFERENCES, RIVALS
+from experiments.random_arena.workloads import one_after_another
 from slosched.evaluate.capacity import (
     TARGETS,
     Contender,
@@ -88,6 +91,24 @@ class Stage:
     def of(cls, windows: Sequence[Trace], device: FittedModel, config: SimulationConfig) -> Stage:
         return cls(windows, [keepable(window, device, config) for window in windows])
 
+    def in_lasting_overload(self) -> Stage:
+        """Return as many windows, each of the requests of all, of which the last do not count.
+
+        Each begins with another of the windows.  The requests of the one that comes last are there
+        for those before them: a policy that leaves the hard ones to the end would else serve them
+        when nobody comes any more.
+        """
+        num = len(self.windows)
+        orders = [[(first + i) % num for i in range(num)] for first in range(num)]
+        windows = [one_after_another([self.windows[i] for i in order]) for order in orders]
+        judged = [
+            np.concatenate(
+                [*(self.judged[i] for i in order[:-1]), np.zeros_like(self.judged[order[-1]])]
+            )
+            for order in orders
+        ]
+        return Stage(windows, judged)
+
     @property
     def share_judged(self) -> float:
         return sum(int(j.sum()) for j in self.judged) / sum(len(w) for w in self.windows)
@@ -150,6 +171,7 @@ class Match:
         return {
             "share_judged": self._final.share_judged,
             "window_requests": self.window_requests,
+            "overload_requests": len(self._final.in_lasting_overload().windows[0]),
             "tuning_rate": self.tuning_rate,
             "settings": {one.contender.name: one.tuned.policy for one in self._finalists},
             "capacity": list(self._capacities()),
@@ -261,7 +283,7 @@ class Match:
     @cached_property
     def _overload(self) -> Study:
         plan = Plan(TARGETS, _FINE, at_rate=OVERLOAD * self._top_rate)
-        return self._final.played(self._playing, plan)
+        return self._final.in_lasting_overload().played(self._playing, plan)
 
     @property
     def _playing(self) -> list[Contender]:

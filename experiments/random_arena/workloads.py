@@ -16,7 +16,7 @@ from experiments.arena.scenarios import (
 from slosched.core import SLO, BatchShape
 from slosched.evaluate.judge.promises import PREFILL_FACTOR, PROMISES
 from slosched.perfmodel import FittedModel
-from slosched.workload import Proportional, SLORule, Trace, synthesize
+from slosched.workload import Proportional, SLORule, Trace, TraceRequest, synthesize
 from slosched.workload.lengths import Lognormal
 
 _RECORDED = {
@@ -132,6 +132,30 @@ PROMISED = {
     "mixed": "one of the arena's three tiers each, 25, 50 or 100 ms a token on any device",
     "varied": "each its own: 0.3 to 10 s + 2 × prefill; 1.25 to 10 such steps a token",
 }
+
+
+def one_after_another(windows: Sequence[Trace]) -> Trace:
+    """Return the requests of windows that follow one another, each at a rate of 1 request/s.
+
+    Requests of different windows share no prefix, as those of windows that are played alone.
+    """
+    requests, begin_s = [], 0.0
+    for place, window in enumerate(windows):
+        even = window.scaled_to(1.0)
+        requests += [_moved(r, begin_s, place, len(windows)) for r in even.requests]
+        begin_s += len(window)
+    return replace(windows[0], requests=tuple(requests))
+
+
+def _moved(request: TraceRequest, begin_s: float, place: int, num_places: int) -> TraceRequest:
+    session = request.session_id
+    return replace(
+        request,
+        request_id=f"{place}-{request.request_id}",
+        arrival_s=begin_s + request.arrival_s,
+        prefix_hashes=tuple(h * num_places + place for h in request.prefix_hashes),
+        session_id=None if session is None else f"{place}-{session}",
+    )
 
 
 def with_unkeepable(trace: Trace, one_in: int) -> Trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from experiments.arena.contenders import Class
 from experiments.random_arena import report, results
 from experiments.random_arena.cells import Cell, draw, keepable, num_for
 from experiments.random_arena.contenders import contenders
-from experiments.random_arena.play import Effort, Match
+from experiments.random_arena.play import Effort, Match, Stage
 from experiments.random_arena.results import Row
 from experiments.random_arena.workloads import UNKEEPABLE_TPOT_S
 from slosched.core import SLO
+from slosched.workload import Trace, TraceRequest
 
 EASY = Cell(
     0,
@@ -109,6 +111,29 @@ def test_a_tiny_cell_has_capacities_and_ratios_to_the_best_of_each_class(row: Ro
     best = max(r["requests_per_s"] for r in row["capacity"] if r["target"] == 0.9)
     (rate,) = {r["rate"] for r in row["overload"]}
     assert rate == pytest.approx(2 * best, rel=1e-3)
+
+
+def test_overload_lasts_and_does_not_count_the_last_window_of_each_replay() -> None:
+    cell = replace(EASY, requests="mooncake_conv", prefix_cache=True)
+    device = cell.device()
+    short = Stage.of(cell.windows(device, 20), device, cell.config(device))
+    lasting = short.in_lasting_overload()
+    for first, (window, judged) in enumerate(zip(lasting.windows, lasting.judged, strict=True)):
+        assert len(window) == 60
+        assert window.rate == pytest.approx(1.0)
+        expected = [
+            r.num_prompt_tokens for i in range(3) for r in short.windows[(first + i) % 3].requests
+        ]
+        assert [r.num_prompt_tokens for r in window.requests] == expected
+        assert not judged[40:].any()
+        assert (judged[:20] == short.judged[first]).all()
+    hashes = [{h for r in part for h in r.prefix_hashes} for part in _thirds(lasting.windows[0])]
+    assert all(hashes)
+    assert not hashes[0] & hashes[1]
+
+
+def _thirds(trace: Trace) -> list[Sequence[TraceRequest]]:
+    return [trace.requests[i : i + 20] for i in (0, 20, 40)]
 
 
 def test_a_cell_says_why_nothing_was_found() -> None:
