@@ -142,6 +142,13 @@ def test_what_is_no_trace_is_refused_with_what_one_looks_like(tmp_path):
         read_trace(binary)
 
 
+def test_our_own_columns_need_no_promise(tmp_path):
+    text = "num_output_tokens,request_id,arrival_s,num_prompt_tokens\n30,a,0.5,200\n"
+    (request,) = read_trace(written(tmp_path, text)).requests
+    assert (request.request_id, request.slo) == ("a", NO_SLO)
+    assert (request.num_prompt_tokens, request.num_output_tokens) == (200, 30)
+
+
 def test_two_requests_of_one_name_are_refused(tmp_path):
     with pytest.raises(TraceError, match="repeats request ids"):
         read_trace(written(tmp_path, OWN + "a,0,1,1,1,1,\na,1,1,1,1,1,\n"))

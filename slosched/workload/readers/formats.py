@@ -142,7 +142,7 @@ FORMATS: Mapping[str, Format] = {
         arrival=None,
         left_out="conversations that do not begin with a question and an answer",
     ),
-    "slosched": Format(own.COLUMNS, lambda: own.own_request, "arrival_s"),
+    "slosched": Format(own.NEEDED, lambda: own.own_request, "arrival_s"),
 }
 """The public formats, our own, and `generic` for any other file in seconds and tokens.
 

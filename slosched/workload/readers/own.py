@@ -20,7 +20,10 @@ from slosched.workload.request import TraceError, TraceRequest
 from slosched.workload.trace import Provenance, Trace
 
 PROMISES = ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s")
-COLUMNS = ("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens", *PROMISES)
+NEEDED = ("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens")
+"""The columns by which a file is recognised, also one written by hand that promises nothing."""
+COLUMNS = (*NEEDED, *PROMISES)
+"""The columns of every file that is written."""
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
 MARKS = {
     "priority": 0,
