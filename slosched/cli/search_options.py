@@ -120,7 +120,10 @@ def windows_of(
     cut = []
     for seed in seeds:
         rule = None if has_own else promise.rule(model, abs(seed))
-        cut.append(arrivals.promised(window(whole, size, seed), rule))
+        part = window(whole, size, seed)
+        if not takes_rate:
+            part.own_rate()  # the search plays it at other rates, and fails there without one
+        cut.append(arrivals.promised(part, rule))
     return cut
 
 

@@ -121,6 +121,16 @@ class Trace:
         """Return the output lengths, of shape (n,)."""
         return np.array([r.num_output_tokens for r in self.requests], dtype=np.int64)
 
+    def own_rate(self) -> float:
+        """Return the rate; raise TraceError if there is none that could be changed."""
+        if not 0 < self.rate < math.inf:
+            come = "is 1 request" if len(self) == 1 else f"are {len(self)} requests at one time"
+            raise TraceError(
+                f"trace {self.name!r} has no rate to change: it needs two arrivals at different "
+                f"times, but there {come}"
+            )
+        return self.rate
+
     def scaled_to(self, rate: float) -> Trace:
         """Return the same trace played faster or slower, so that `rate` requests/s arrive.
 
@@ -132,7 +142,7 @@ class Trace:
         """
         if not 0 < rate < math.inf:
             raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
-        stretch = self._own_rate() / rate
+        stretch = self.own_rate() / rate
         moved = [replace(r, arrival_s=r.arrival_s * stretch) for r in self.requests]
         return self._derived(self._with_moved_programs(moved), rate=rate)
 
@@ -144,7 +154,7 @@ class Trace:
         rate keeps a part of what a higher one keeps (common random numbers).  The first and last
         request kept are not those of the trace, so the rate is met only nearly.
         """
-        own_rate = self._own_rate()
+        own_rate = self.own_rate()
         if not 0 < rate <= own_rate:
             raise ValueError(
                 f"trace {self.name!r} can be thinned to a rate in (0, {own_rate:.6g}] requests/s,"
@@ -163,7 +173,7 @@ class Trace:
         first and last of them, the arrivals of a Poisson process are uniform in between.  The times
         of programs change as in `scaled_to`.
         """
-        rate = self._own_rate() if rate is None else rate
+        rate = self.own_rate() if rate is None else rate
         if not 0 < rate < math.inf:
             raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
         duration_s = (len(self) - 1) / rate
@@ -344,15 +354,6 @@ class Trace:
         factor = self.provenance.get("program_factor", 0.0)
         known = float(factor) if isinstance(factor, int | float) else 0.0
         return with_moved_programs(self.requests, moved, known)
-
-    def _own_rate(self) -> float:
-        """Return the rate; raise TraceError if there is none that could be changed."""
-        if not 0 < self.rate < math.inf:
-            raise TraceError(
-                f"trace {self.name!r} has no rate to change: it needs two arrivals at different "
-                f"times, but its {len(self)} request(s) span {self.duration_s} s"
-            )
-        return self.rate
 
     def _derived(self, requests: Sequence[TraceRequest], **noted: str | float) -> Trace:
         return replace(self, requests=tuple(requests), provenance={**self.provenance, **noted})

@@ -33,6 +33,7 @@ FILES = {
     "long.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n2023-11-16 18:17:04.97,99999999999,5\n",
     "one.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n",
     "many.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n2023-11-16 18:17:03.98,0,5\n",
+    "at_once.csv": "arrival_s,input_tokens,output_tokens\n" + "0,10,5\n" * 1000,
     "promise.csv": "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
     "slo_e2e_s\na,0,5,5,-1,0.1,\n",
     "bad.json": '{"format": "slosched-latency-model/7"}',
@@ -87,6 +88,9 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make one.csv --rate 3 -o out": ("no rate to change", "1 request"),
     "trace make one.csv --thin-to 3 -o out": ("no rate to change", "1 request"),
     "trace make one.csv --poisson -o out": ("no rate to change", "1 request"),
+    "judge edf --trace at_once.csv": ("no rate to change", "there are 1000 requests at one time"),
+    "capacity --trace at_once.csv -o out": ("'at_once' has no rate", "200 requests at one time"),
+    "tune --trace at_once.csv -o out": ("'at_once' has no rate", "166 requests at one time"),
     "trace make poisson --length-scale -1 -o out": ("-1.0",),
     "trace make poisson --max-prompt-tokens 0 -o out": ("--max-prompt-tokens",),
     "trace make poisson --seed -1 -o out": ("--seed",),

@@ -55,6 +55,8 @@ class Judge:
                     f"windows of at least {MIN_WINDOW_REQUESTS} requests, and {NUM_KNEE_WINDOWS} "
                     "for the knee"
                 )
+        if self.trace is not None:
+            self.trace.own_rate()  # its windows are played at other rates
 
     def run(self, make_pool: MakePool, limit: TimeLimit, on_progress: OnProgress) -> None:
         """Play until every answer is clear, all windows are played, or the time is over.
