@@ -69,7 +69,8 @@ def judge(
 
     Requests that were recorded without an SLO get `slo`.  The arrivals come `load` times as fast
     as they were recorded.  `form` is that of the latency model, as for `slosched fit`.  Raises
-    NothingToJudgeError if no request has an SLO, and if the steps do not suffice to fit a model.
+    NothingToJudgeError if no request has an SLO, and if the steps do not suffice to fit a model,
+    and TraceError for a `load` of requests that all came at one time.
     """
     recorded = _promised(run.trace, slo)
     if all(request.slo == NO_SLO for request in recorded.requests):
@@ -77,6 +78,9 @@ def judge(
             "no recorded request has an SLO, so every answer is in time: give --slo-ttft and "
             "--slo-tpot"
         )
+    rule, name = run.server.deadline_rule, policy or run.server.policy
+    make_policy(name)  # before the fit, which takes seconds
+    trace = recorded if load == 1 else recorded.scaled_to(recorded.own_rate() * load)
     try:
         model = fit(run.profile, form, seed=seed)
     except FitError as error:
@@ -84,8 +88,6 @@ def judge(
             f"the {len(run.profile.measurements)} recorded steps do not suffice: {error}; record "
             "more traffic"
         ) from error
-    trace = recorded if load == 1 else recorded.scaled_to(recorded.rate * load)
-    rule, name = run.server.deadline_rule, policy or run.server.policy
     theirs, ours = (
         [
             RequestRecord.from_request(request)

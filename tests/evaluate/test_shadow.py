@@ -21,10 +21,10 @@ from slosched.evaluate.shadow import NothingToJudgeError, judge
 from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import Measurement, Profile, write_profile
 from slosched.perfmodel.measurement import append_measurement
-from slosched.policy.spec import make_policy
+from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.replay.shadow import STEPS, ServerFacts, ShadowError, ShadowFiles, read_shadow
 from slosched.simulator.simulate import SimulationConfig, simulate
-from slosched.workload import Trace, TraceRequest
+from slosched.workload import Trace, TraceError, TraceRequest
 from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY
 
 MODEL = make_model()
@@ -180,6 +180,16 @@ def test_less_load_leaves_less_to_gain(folder: Path) -> None:
     assert judged.theirs.attainment > 0.95
     assert judged.gain is not None
     assert abs(judged.gain.share) < 0.05
+
+
+def test_a_wrong_policy_or_load_is_told_before_the_fit(tmp_path: Path) -> None:
+    traffic = make_traffic(num=2)
+    write_run(tmp_path, Trace.of([replace(r, arrival_s=0.0) for r in traffic.requests], "at once"))
+    run = replace(read_shadow(tmp_path), profile=Profile(()))  # no fit can succeed
+    with pytest.raises(PolicySpecError, match="no policy 'nope'"):
+        judge(run, "nope")
+    with pytest.raises(TraceError, match="no rate to change"):
+        judge(run, load=2.0)
 
 
 def test_requests_without_an_slo_get_the_reports_own(tmp_path: Path) -> None:
