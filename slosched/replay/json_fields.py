@@ -70,6 +70,13 @@ class Fields:
             raise self.wrong(name, "a whole number of 0 or more")
         return int(value)
 
+    def at_least_one(self, name: str) -> int:
+        """Return a whole number of 1 or more."""
+        value = self._there(name)
+        if not (is_count(value) and value >= 1):
+            raise self.wrong(name, "a whole number of 1 or more")
+        return int(value)
+
     def whole(self, name: str, default: int) -> int:
         """Return a whole number, `default` if it is not there."""
         value = self.values.get(name, default)

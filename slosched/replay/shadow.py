@@ -18,7 +18,7 @@ from slosched.core import DeadlineRule, EndReason, Request, SloschedError
 from slosched.metrics import RequestRecord
 from slosched.perfmodel import Profile, read_profile
 from slosched.replay.files import append_record, read_records, write_records
-from slosched.replay.json_fields import Fields, as_object
+from slosched.replay.json_fields import Fields
 from slosched.workload import Trace, TraceRequest, read_trace
 from slosched.workload.readers.own import append_request, begin_trace
 from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY
@@ -52,6 +52,27 @@ class ServerFacts:
     deadline_rule: DeadlineRule
     max_chunk_tokens: int | None = None
     num_watermark_blocks: int = 0
+
+    @classmethod
+    def of(cls, values: object) -> ServerFacts:
+        """Return the facts in a JSON object; raise ValueError for one that is missing or wrong."""
+        fields = Fields.of(values)
+        policy = fields.text("policy")
+        if policy is None:
+            raise fields.wrong("policy", "the spec of a policy")
+        is_limited = fields.values.get("max_chunk_tokens") is not None
+        return cls(
+            policy=policy,
+            max_num_batched_tokens=fields.at_least_one("max_num_batched_tokens"),
+            max_num_seqs=fields.at_least_one("max_num_seqs"),
+            block_size=fields.at_least_one("block_size"),
+            num_blocks=fields.at_least_one("num_blocks"),
+            caches_prefixes=fields.flag("caches_prefixes"),
+            plans_ahead=fields.flag("plans_ahead"),
+            deadline_rule=fields.member("deadline_rule", DeadlineRule),
+            max_chunk_tokens=fields.at_least_one("max_chunk_tokens") if is_limited else None,
+            num_watermark_blocks=fields.count("num_watermark_blocks", default=0),
+        )
 
 
 @dataclass(frozen=True)
@@ -116,10 +137,9 @@ def read_shadow(folder: Path) -> ShadowRun:
         hint = f"; name one of its runs: {', '.join(runs)}" if runs else ""
         raise ShadowError(f"{folder} is not the folder of a server in shadow mode{hint}")
     try:
-        about = as_object(json.loads(path.read_text(encoding="utf-8")))
-        server = ServerFacts(**{**about, "deadline_rule": DeadlineRule(about["deadline_rule"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise ShadowError(f"{path} does not describe a server: {error!r}") from error
+        server = ServerFacts.of(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise ShadowError(f"{path} does not describe a server: {error}") from error
     trace, records = _in_both(
         read_trace(folder / _TRACE), read_records(folder / _RECORDS).records, folder
     )

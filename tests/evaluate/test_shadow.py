@@ -7,7 +7,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -207,10 +207,25 @@ def test_a_folder_of_runs_is_refused_with_their_names(folder: Path, tmp_path: Pa
         read_shadow(folder.parent)
     with pytest.raises(ShadowError, match="is not the folder"):
         read_shadow(tmp_path)
-    for text in (json.dumps({"policy": "fcfs"}), "{"):
-        (tmp_path / "server.json").write_text(text)
-        with pytest.raises(ShadowError, match=r"server\.json does not describe a server"):
-            read_shadow(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "Expecting property name"),
+        (json.dumps({"policy": "fcfs"}), "it has no 'max_num_batched_tokens'"),
+        (json.dumps({**asdict(SERVER), "policy": 7}), "its policy is 7, not a text"),
+        (json.dumps({**asdict(SERVER), "block_size": "x"}), "its block_size is 'x', not a whole"),
+        (json.dumps({**asdict(SERVER), "num_blocks": 0}), "its num_blocks is 0, not a whole"),
+        (json.dumps({**asdict(SERVER), "max_chunk_tokens": 1.5}), "its max_chunk_tokens is 1.5"),
+    ],
+)
+def test_what_is_wrong_with_the_description_of_a_server_is_told(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "server.json").write_text(text)
+    with pytest.raises(ShadowError, match=f"server.json does not describe a server: {says}"):
+        read_shadow(tmp_path)
 
 
 def test_a_request_that_a_killed_server_wrote_into_one_file_alone_is_left_out(
