@@ -35,9 +35,9 @@ class Gain(NamedTuple):
     """The good requests that a policy serves more than vLLM's scheduler, as a share of those."""
 
     share: float
-    interval: Interval
+    interval: Interval | None
     """The 95 % interval of `share` over the blocks of the recorded traffic; it knows nothing of
-    the simulator's own error."""
+    the simulator's own error.  None if all requests came at one time, in a single block."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,10 @@ def _gain(trace: Trace, theirs: BoolArray, ours: BoolArray, seed: int) -> Gain |
     )
     if not theirs.any():
         return None
+    share = float(ours.sum() / theirs.sum() - 1)
+    if num_blocks == 1:
+        return Gain(share, None)
     weights = block_weights(np.zeros(num_blocks, dtype=np.int64), NUM_REPLICATES, seed)
     drawn_theirs, drawn_ours = weights @ theirs_by, weights @ ours_by
     replicates = drawn_ours / np.maximum(drawn_theirs, 1.0) - 1
-    share = float(ours.sum() / theirs.sum() - 1)
     return Gain(share, interval(replicates, share, num_seeds=1))

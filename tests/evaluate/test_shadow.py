@@ -171,6 +171,7 @@ def test_the_reported_gain_is_the_one_that_the_device_would_have_given(folder: P
     assert judged.measured.num_good == good["vllm_v1"]
     assert judged.gain is not None
     assert judged.gain.share == pytest.approx(true_gain, abs=0.05)
+    assert judged.gain.interval is not None
     assert true_gain in judged.gain.interval
     assert judged.gain.interval.low > 0.1, "the traffic is an overload, which goodput is made for"
 
@@ -259,3 +260,16 @@ def test_the_command_says_it_in_one_sentence(folder: Path) -> None:
     assert "240 requests in" in text
     assert "On your traffic edf:drop=expired would have served" in text
     assert "recorded: vLLM" in text
+
+
+def test_requests_that_all_come_at_one_time_have_neither_rate_nor_interval(tmp_path: Path) -> None:
+    burst = [replace(r, arrival_s=0.0) for r in make_traffic(num=24).requests]
+    write_run(tmp_path, Trace.of(burst, "burst"))
+    result = CliRunner().invoke(app, ["shadow", "report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "24 requests at one time, " in text
+    assert "how sure that is cannot be told" in text
+    assert "nan" not in text
+    assert "inf/s" not in text
+    assert "[" not in text

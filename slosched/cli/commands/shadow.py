@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slosched.evaluate.shadow import ShadowReport
     from slosched.metrics import Summary
     from slosched.replay.shadow import ShadowRun
+    from slosched.workload import Trace
 
 shadow = typer.Typer(
     no_args_is_help=True,
@@ -83,10 +84,8 @@ def report(
 
 
 def _print_run(run: ShadowRun, judged: ShadowReport) -> None:
-    num_requests = len(run.trace)
     console.print(
-        f"{num_requests} requests in {run.trace.duration_s:.0f} s "
-        f"({run.trace.rate:.2g}/s), {len(run.profile.measurements)} steps; "
+        f"{_traffic(run.trace)}, {len(run.profile.measurements)} steps; "
         f"latency model: {judged.model.model.form}, "
         f"typical error {judged.model.held_out.p50:.1f} % (held out)",
         highlight=False,
@@ -96,15 +95,27 @@ def _print_run(run: ShadowRun, judged: ShadowReport) -> None:
         console.print(f"Asked beside vLLM, the policy would have rejected {told}.", highlight=False)
 
 
+def _traffic(trace: Trace) -> str:
+    """Return how many requests came how fast; requests that all come at one time have no rate."""
+    number = f"{len(trace)} request{'s' if len(trace) > 1 else ''}"
+    if math.isfinite(trace.rate):
+        return f"{number} in {trace.duration_s:.0f} s ({trace.rate:.2g}/s)"
+    return f"{number} at one time" if len(trace) > 1 else number
+
+
 def _row(name: str, summary: Summary) -> tuple[str, ...]:
     return (
         name,
-        f"{summary.good_requests_per_s:.3g}",
+        _rate(summary.good_requests_per_s),
         f"{summary.attainment:.1%}",
         _seconds(summary.ttft_s.p99),
         _seconds(summary.tpot_s.p99),
         f"{summary.num_rejected / summary.num_offered:.1%}",
     )
+
+
+def _rate(per_s: float) -> str:
+    return "–" if math.isnan(per_s) else f"{per_s:.3g}"
 
 
 def _seconds(value: float) -> str:
@@ -119,8 +130,12 @@ def _verdict(judged: ShadowReport, load: float) -> str:
             f"{traffic} vLLM would have served no request in time, "
             f"{judged.policy} {judged.ours.num_good}."
         )
-    share, (low, high) = judged.gain
-    return (
-        f"{traffic} {judged.policy} would have served {share:+.1%} good requests "
-        f"[{low:+.1%}, {high:+.1%}] compared with vLLM's own scheduler."
-    )
+    share, interval = judged.gain
+    served = f"{traffic} {judged.policy} would have served {share:+.1%} good requests"
+    if interval is None:
+        return (
+            f"{served} compared with vLLM's own scheduler; how sure that is cannot be told from "
+            "requests that all came at one time."
+        )
+    low, high = interval
+    return f"{served} [{low:+.1%}, {high:+.1%}] compared with vLLM's own scheduler."
