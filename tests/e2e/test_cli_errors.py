@@ -89,6 +89,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make one.csv --thin-to 3 -o out": ("no rate to change", "1 request"),
     "trace make one.csv --poisson -o out": ("no rate to change", "1 request"),
     "judge edf --trace at_once.csv": ("no rate to change", "there are 1000 requests at one time"),
+    "bounds --trace at_once.csv --capacity 0.9": ("'at_once' has no rate", "1000 requests at one"),
     "capacity --trace at_once.csv -o out": ("'at_once' has no rate", "200 requests at one time"),
     "tune --trace at_once.csv -o out": ("'at_once' has no rate", "166 requests at one time"),
     "trace make poisson --length-scale -1 -o out": ("-1.0",),

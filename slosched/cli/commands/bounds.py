@@ -53,6 +53,8 @@ def bounds(
     device = replica.open(limits.limits(), kv, seed)
     slo = promise.rule(device.model, seed)
     requests = arrivals.open(trace, slo, seed, keeps_slos=not promise.is_given(context))
+    if capacity is not None:
+        requests.own_rate()  # at other rates than its own the trace is bounded at the end
     note_inert(requests, {}, [device])
     with console.status("solving"):
         found = bounds_of(requests, device.model, device.config, hindsight=hindsight)
