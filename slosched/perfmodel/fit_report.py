@@ -76,13 +76,21 @@ def parameter_rows(report: FitReport) -> list[tuple[str, str, str]]:
         if name.endswith("_s"):
             name, unit, factor = name.removesuffix("_s"), " µs", 1e6
         name = f"C{i} {name}" if is_linear else name
-        value, interval = e.value, f"{factor * e.low:.3g} to {factor * e.high:.3g}{unit}"
+        value = e.value
+        low, high = (_rounded(factor * end, 3) for end in (e.low, e.high))
+        interval = f"{low} to {high}{unit}"
         if not e.is_determined:
             interval = "not determined by these measurements"
         if is_derived and e.name == "per_swapped_block_s":
             value, interval = report.model.swapped_block_s, "derived from GPU and model"
-        rows.append((name.replace("_", " "), f"{factor * value:.4g}{unit}", interval))
+        rows.append((name.replace("_", " "), f"{_rounded(factor * value, 4)}{unit}", interval))
     return rows
+
+
+def _rounded(value: float, num_digits: int) -> str:
+    """Return a value with so many digits, or as a whole number where it has more."""
+    text = f"{value:.{num_digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text
 
 
 def error_rows(report: FitReport) -> list[tuple[str, ...]]:

@@ -13,6 +13,7 @@ from synthetic_steps import Chunks, make_measurements, random_batches
 from slosched.perfmodel import FITTERS, LEARNT, FitError, Measurement, Profile, fit
 from slosched.perfmodel.errors import evaluate, groups, predictions
 from slosched.perfmodel.fit_linear import fit_linear
+from slosched.perfmodel.fit_report import parameter_rows
 from slosched.perfmodel.split import folds, on_grid
 
 TRUTH = make_model()
@@ -51,6 +52,14 @@ def test_the_model_of_a_small_profile_is_fitted_to_all_of_it() -> None:
     assert report.train.count == report.held_out.count == 200
     assert report.train.mape < report.held_out.mape
     assert report.held_out.mape != evaluate(report.model, steps).mape
+
+
+def test_a_parameter_of_milliseconds_is_written_in_whole_microseconds() -> None:
+    truth = make_model(constant_s=0.0256)
+    report = fit(Profile(make_measurements(random_batches(200), truth)), "linear")
+    written = {name: rest for name, *rest in parameter_rows(report)}
+    assert written["C4 per tile"] == ["1000 µs", "1,000 to 1,000 µs"]
+    assert written["C7 constant"] == ["25,600 µs", "25,600 to 25,600 µs"]
 
 
 def test_of_a_large_profile_a_covering_part_is_fitted_and_all_others_judge() -> None:
