@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from experiments.goodput.lasting_flood import POLICIES, Traffic
 
 FLOOD = Traffic("h100/llama-3.1-8b", "sharegpt", 300, 60, 300)
