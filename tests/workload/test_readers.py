@@ -149,6 +149,12 @@ def test_our_own_columns_need_no_promise(tmp_path):
     assert (request.num_prompt_tokens, request.num_output_tokens) == (200, 30)
 
 
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    text = "arrival_s,input_tokens,output_tokens,arrival_s\n0,5,5,9\n"
+    with pytest.raises(TraceError, match="has two columns 'arrival_s'"):
+        read_trace(written(tmp_path, text))
+
+
 def test_two_requests_of_one_name_are_refused(tmp_path):
     with pytest.raises(TraceError, match="repeats request ids"):
         read_trace(written(tmp_path, OWN + "a,0,1,1,1,1,\na,1,1,1,1,1,\n"))

@@ -9,6 +9,7 @@ import codecs
 import csv
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
@@ -155,6 +156,8 @@ def _csv_rows(path: Path, lines: Iterator[str], first: int, bad: BadRows) -> Ite
     reader = csv.reader(lines)
     try:
         columns = [column.strip() for column in next(reader)]
+        if twice := [name for name, count in Counter(columns).items() if name and count > 1]:
+            raise TraceError(f"{path} has two columns {twice[0]!r}: leave one of them out")
         for cells in reader:
             number = first - 1 + reader.line_num
             if len(cells) == len(columns):
