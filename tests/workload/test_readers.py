@@ -149,6 +149,13 @@ def test_our_own_columns_need_no_promise(tmp_path):
     assert (request.num_prompt_tokens, request.num_output_tokens) == (200, 30)
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_columns_that_are_not_separated_by_commas_are_refused(tmp_path, separator):
+    text = "arrival_s,input_tokens,output_tokens\n0,5,5\n".replace(",", separator)
+    with pytest.raises(TraceError, match="separate its columns by commas"):
+        read_trace(written(tmp_path, text))
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     text = "arrival_s,input_tokens,output_tokens,arrival_s\n0,5,5,9\n"
     with pytest.raises(TraceError, match="has two columns 'arrival_s'"):

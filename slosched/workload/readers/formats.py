@@ -156,6 +156,11 @@ def recognise(row: Row) -> str:
     for name, known in FORMATS.items():
         if row.values.keys() >= set(known.columns):
             return name
+    first = next(iter(row.values), "")
+    if len(row.values) == 1 and (";" in first or "\t" in first):
+        raise TraceError(
+            f"{row.path} has a single column {first!r}: separate its columns by commas"
+        )
     shapes = "; ".join(f"{name}: {', '.join(f.columns)}" for name, f in FORMATS.items())
     raise TraceError(
         f"{row.path} is no trace that we know: it has the columns "
