@@ -26,6 +26,10 @@ four bytes of text, and a token id takes eight; JSON may spell a character in up
 _MOST_DISCARDED = 4
 """How many times as large as allowed a body may be for its rest to be read.  A connection that is
 closed while its client sends is reset, and the client may never see the answer."""
+_MOST_WAITED_FOR = 16
+"""How many times as large as allowed a body may be declared for any of it to be read.  What the
+system keeps between client and server does not hold the rest of a longer one, so that reading its
+beginning would not spare the client the reset."""
 
 
 class BodyReader:
@@ -104,9 +108,12 @@ async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) 
 
     Raises ApiError (413) if it exceeds the largest size allowed, and (408) if it takes longer than
     `timeout_s` to come.  Of a body that is too large only so much is read as its client is likely
-    to send before it looks for the answer, and nothing is kept.
+    to send before it looks for the answer, and nothing is kept.  One that is declared to be far too
+    large is refused before any of it is read.
     """
     content, most = bytearray(), max_body_bytes(max_model_len)
+    if _declared_bytes(http) > _MOST_WAITED_FOR * most:
+        raise too_large(most, max_model_len)
     num_bytes = 0
     try:
         async with asyncio.timeout(timeout_s):
@@ -123,3 +130,9 @@ async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) 
     if num_bytes > most:
         raise too_large(most, max_model_len)
     return content
+
+
+def _declared_bytes(http: HTTPRequest) -> int:
+    """Return the length of the body that its header tells; 0 if it tells none."""
+    told = http.headers.get("content-length", "")
+    return int(told) if told.isascii() and told.isdigit() else 0

@@ -237,6 +237,19 @@ def test_a_body_of_two_lengths_cannot_smuggle_a_request(server: Live) -> None:
         assert closes(client)
 
 
+@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
+def test_a_body_that_is_declared_far_too_large_is_refused_before_it_comes(
+    server: Live, expect: bytes
+) -> None:
+    with connect(server) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000000\r\n"
+        client.sendall(head + expect + b"\r\n")
+        client.settimeout(5)
+        status, answer = response_of(client)
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+        assert closes(client)
+
+
 SERVER_PROGRAM = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
