@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import sys
 from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import unquote
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,6 +38,8 @@ _TWO_LENGTHS = ApiError(
     "the request has both Content-Length and Transfer-Encoding; send one of the two",
     closes=True,
 )
+_WHOLE_URL = re.compile(rb"https?://(?P<host>[^/]+)(?P<path>/.*)?", re.IGNORECASE)
+"""The target of a request in absolute form, without its query."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -69,7 +73,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, clients: Clients, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.app = _OneLength(self.app)
+        self.app = _OriginForm(_OneLength(self.app))
         self._clients = clients
         clients.connected = self.connections
         self._headers_timer: asyncio.TimerHandle | None = None
@@ -208,6 +212,29 @@ class _OneLength:
             await _TWO_LENGTHS.response()(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+class _OriginForm:
+    """Middleware that takes a whole URL as the target of a request, as a proxy is sent it.
+
+    Servers have to accept it, and to go by its host instead of the header (RFC 9112, section
+    3.2.2).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if found := _WHOLE_URL.fullmatch(scope["raw_path"]):
+            host, raw_path = found["host"], found["path"] or b"/"
+            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope = {
+                **scope,
+                "path": unquote(raw_path.decode("ascii")),
+                "raw_path": raw_path,
+                "headers": [(b"host", host), *others],
+            }
+        await self._app(scope, receive, send)
 
 
 async def _answer_too_many(scope: Scope, receive: Receive, send: Send) -> None:

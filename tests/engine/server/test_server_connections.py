@@ -250,6 +250,26 @@ def test_a_body_that_is_declared_far_too_large_is_refused_before_it_comes(
         assert closes(client)
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://other/v1/models", 200),
+        ("HTTP://other:80/v1/models?a=http://b/c", 200),
+        ("https://other/v1/%6dodels", 200),
+        ("http://other/health", 200),
+        ("http://other", 200),
+        ("http:///v1/models", 404),
+        ("ftp://other/v1/models", 404),
+    ],
+)
+def test_the_target_of_a_request_may_be_a_whole_url(server: Live, target: str, status: int) -> None:
+    with connect(server) as client:
+        client.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        assert response.status == status
+
+
 SERVER_PROGRAM = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
