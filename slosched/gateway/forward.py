@@ -22,6 +22,9 @@ _TOO_MANY = frozenset({"grammars_busy", "too_many_requests", "too_many_connectio
 """Codes of a 503 by which a server that is well says that it has too many requests like this."""
 _FINAL = range(200, 600)
 """Statuses that an answer may have (RFC 9110, section 15); others cannot be passed on."""
+_REDIRECTS = range(300, 400)
+"""Statuses that no server for text has a reason to answer with.  A client that followed them would
+leave the router, and send its prompt and maybe its key to whatever the replica names."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
@@ -112,7 +115,7 @@ async def forward(
             allow_redirects=False,
             skip_auto_headers=SKIPPED,
         ) as response:
-            if response.status not in _FINAL:
+            if response.status not in _FINAL or response.status in _REDIRECTS:
                 raise NotTakenError(f"it answered with the status {response.status}")
             headers = answered(response.raw_headers)
             if response.content_type != "text/event-stream" or response.status >= 400:
