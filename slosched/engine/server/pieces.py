@@ -41,6 +41,21 @@ class Piece(NamedTuple):
     """What the client is told of the odds at its place."""
 
 
+class EndedError(Exception):
+    """A request ended without finishing; `interleaved` raises the error for its client instead."""
+
+    def __init__(
+        self, generation: Generation, update: Update, worker: EngineWorker, retry_after_s: float
+    ) -> None:
+        super().__init__(update.end_reason)
+        self._ended = generation, update, worker, retry_after_s
+
+    def for_client(self) -> ApiError:
+        """Return the error response; to be asked once for each client, who may get a time of its
+        own at which to come again."""
+        return error_of(*self._ended)
+
+
 async def pieces_of(
     place: int,
     generation: Generation,
@@ -49,7 +64,7 @@ async def pieces_of(
     options: Options,
     retry_after_s: float,
 ) -> AsyncIterator[Piece]:
-    """Yield one piece for each token; raise ApiError if the request ends without finishing."""
+    """Yield one piece for each token; raise EndedError if the request ends without finishing."""
     decode = partial(tokenizer.decode, skip_special_tokens=options.skips_special_tokens)
     detokenizer = Detokenizer(decode, generation.request.prompt_token_ids or ())
     shows_stop = options.shows_stop
@@ -59,7 +74,7 @@ async def pieces_of(
         update = await generation.updates.get()
         reason = update.end_reason
         if update.token_id is None or reason not in (None, EndReason.STOP, EndReason.LENGTH):
-            raise error_of(generation, update, worker, retry_after_s)
+            raise EndedError(generation, update, worker, retry_after_s)
         if not options.has_answer:
             yield Piece(place, None, "", EndReason.LENGTH.value, None, None)
             return
@@ -111,10 +126,16 @@ def _too_long(request: Request, scheduler: Scheduler) -> ApiError:
 
 
 async def interleaved(streams: Sequence[AsyncIterator[Piece]]) -> AsyncIterator[Piece]:
-    """Yield the pieces of all streams as they come; raise the first error of any of them."""
+    """Yield the pieces of all streams as they come; raise the first error of any of them.
+
+    Raises ApiError if a request ends without finishing.
+    """
     if len(streams) == 1:
-        async for piece in streams[0]:
-            yield piece
+        try:
+            async for piece in streams[0]:
+                yield piece
+        except EndedError as error:
+            raise error.for_client() from error
         return
     arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(stream, arrived)) for stream in streams]
@@ -122,6 +143,8 @@ async def interleaved(streams: Sequence[AsyncIterator[Piece]]) -> AsyncIterator[
         num_left = len(tasks)
         while num_left:
             found = await arrived.get()
+            if isinstance(found, EndedError):
+                raise found.for_client() from found
             if isinstance(found, Exception):
                 raise found
             if found is None:

@@ -12,10 +12,11 @@ import pytest
 from live_server import Live, live
 from views import FLAT
 
-from slosched.core import SLO, EndReason, OnInfeasible
+from slosched.core import SLO, EndReason, Limits, OnInfeasible, Request
 from slosched.kv import PrefixCaching
 from slosched.policy import EDF, FCFS, Door
 from slosched.policy.door import Refuse
+from slosched.policy.kit import Drop
 
 KEEPABLE = SLO(ttft_s=1.0, tpot_s=0.05)
 
@@ -238,6 +239,26 @@ def test_with_a_prefix_cache_a_refused_client_has_one_turn_to_come_again() -> No
     [error] = [document["error"] for status, document, _ in answers if status == 429]
     assert (error["reason"], error["promise"]) == ("overload", "ttft")
     assert error["retry_after_ms"] == 5000
+
+
+def test_a_group_rejected_in_its_midst_takes_one_turn_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four answers run at a time, and the others are late; each of them took a turn."""
+    door = Door(EDF(drop=Drop.EXPIRED))
+    settings: dict[str, Any] = {"model": FLAT, "device_model": FLAT, "default_slo": KEEPABLE}
+    with live(door, limits=Limits(64, 4), **settings) as running:
+        turns: list[Request] = []
+        retry_after_s = running.worker.retry_after_s
+
+        def noted(request: Request) -> float | None:
+            turns.append(request)
+            return retry_after_s(request)
+
+        monkeypatch.setattr(running.worker, "retry_after_s", noted)
+        promise = {"slo_ttft_ms": 600, "slo_tpot_ms": 5000}
+        status, document, _ = running.post(prompt="b" * 60, max_tokens=60, n=64, **promise)
+    assert (status, document["error"]["retry_after_ms"], len(turns)) == (429, 5000, 1)
 
 
 def test_a_door_that_only_quotes_refuses_nothing() -> None:
