@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,6 +18,7 @@ import typer
 
 from experiments.markdown import table
 from slosched.batch import BatchBuilder
+from slosched.cli.console import console, progress_bar
 from slosched.core import (
     SLO,
     DeadlineRule,
@@ -27,7 +28,7 @@ from slosched.core import (
     RequestStatus,
     SchedulerView,
 )
-from slosched.metrics import RequestColumns, good_requests, records_of
+from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import load_model
 from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.memory import will_be_filled
@@ -133,9 +134,7 @@ class Traffic(NamedTuple):
 
     def num_good(self, spec: str) -> int:
         """Return the requests in time under a policy."""
-        requests = self.played(spec)
-        rule = DeadlineRule.MEAN_TPOT
-        return int(good_requests(RequestColumns.of(records_of(requests, rule)), rule).sum())
+        return int(Outcomes.of(self.played(spec), DeadlineRule.MEAN_TPOT).good.sum())
 
     def __str__(self) -> str:
         slo = f"{self.slo.ttft_s:g} s and {self.slo.tpot_s * 1e3:g} ms"
@@ -169,14 +168,17 @@ POLICIES = {
 }
 
 
-def lines(traffics: Sequence[Traffic]) -> list[list[object]]:
-    """Return the requests in time under each policy, a line for each traffic."""
-    return [[traffic, *map(traffic.num_good, POLICIES.values())] for traffic in traffics]
-
-
 def main() -> None:
     """Play all policies on all traffics, and print a table of the requests in time."""
-    typer.echo(table(["traffic", *POLICIES], lines(TRAFFICS), num_texts=1))
+    rows: list[list[object]] = []
+    with progress_bar() as progress:
+        task = progress.add_task("traffics", total=len(TRAFFICS) * len(POLICIES))
+        for traffic in TRAFFICS:
+            rows.append([traffic])
+            for spec in POLICIES.values():
+                rows[-1].append(traffic.num_good(spec))
+                progress.advance(task)
+    console.print(table(["traffic", *POLICIES], rows, num_texts=1), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,10 @@ def play_again(
     only: Annotated[
         list[int] | None, typer.Option(metavar="CELL", min=0, help="Cells; by default all.")
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="The policy; by default ours with its stored setting."),
+    ] = None,
 ) -> None:
     """Play our policy again where stored results say how others and it did; print a table.
 
@@ -97,7 +101,7 @@ def play_again(
     """
     rows = [row for row in results.read() if row["cell"]["seed"] == seed]
     chosen = [row for row in rows if only is None or row["cell"]["number"] in only]
-    console.print(again.text(chosen), soft_wrap=True)
+    console.print(again.text(chosen, policy), soft_wrap=True)
 
 
 make_report = add_report(app, "random_arena", report.PAGE, report.write)

@@ -98,15 +98,12 @@ class Stage:
         for those before them: a policy that leaves the hard ones to the end would else serve them
         when nobody comes any more.
         """
-        num = len(self.windows)
-        orders = [[(first + i) % num for i in range(num)] for first in range(num)]
-        windows = [one_after_another([self.windows[i] for i in order]) for order in orders]
-        judged = [
-            np.concatenate(
-                [*(self.judged[i] for i in order[:-1]), np.zeros_like(self.judged[order[-1]])]
-            )
-            for order in orders
-        ]
+        windows, judged = [], []
+        for first in range(len(self.windows)):
+            order = [*range(first, len(self.windows)), *range(first)]
+            *counted, last = (self.judged[i] for i in order)
+            windows.append(one_after_another([self.windows[i] for i in order]))
+            judged.append(np.concatenate([*counted, np.zeros_like(last)]))
         return Stage(windows, judged)
 
     @property
@@ -171,7 +168,7 @@ class Match:
         return {
             "share_judged": self._final.share_judged,
             "window_requests": self.window_requests,
-            "overload_requests": len(self._final.in_lasting_overload().windows[0]),
+            "overload_requests": len(self._lasting.windows[0]),
             "tuning_rate": self.tuning_rate,
             "settings": {one.contender.name: one.tuned.policy for one in self._finalists},
             "capacity": list(self._capacities()),
@@ -219,6 +216,10 @@ class Match:
     def _final(self) -> Stage:
         windows = self.cell.windows(self._device, self.window_requests)
         return Stage.of(windows, self._device, self._config)
+
+    @cached_property
+    def _lasting(self) -> Stage:
+        return self._final.in_lasting_overload()
 
     @cached_property
     def tuning_rate(self) -> float:
@@ -283,7 +284,7 @@ class Match:
     @cached_property
     def _overload(self) -> Study:
         plan = Plan(TARGETS, _FINE, at_rate=OVERLOAD * self._top_rate)
-        return self._final.in_lasting_overload().played(self._playing, plan)
+        return self._lasting.played(self._playing, plan)
 
     @property
     def _playing(self) -> list[Contender]:

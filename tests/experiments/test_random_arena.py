@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments.arena.contenders import Class
-from experiments.random_arena import report, results
+from experiments.random_arena import again, report, results
 from experiments.random_arena.cells import Cell, draw, keepable, num_for
 from experiments.random_arena.contenders import contenders
 from experiments.random_arena.play import Effort, Match, Stage
@@ -134,6 +134,26 @@ def test_overload_lasts_and_does_not_count_the_last_window_of_each_replay() -> N
 
 def _thirds(trace: Trace) -> list[Sequence[TraceRequest]]:
     return [trace.requests[i : i + 20] for i in (0, 20, 40)]
+
+
+def test_a_policy_that_plays_a_stored_cell_again_has_the_stored_result(row: Row) -> None:
+    for stored in row["overload"]:
+        *_, overload = again.lines(row, row["settings"][stored["policy"]])
+        assert overload[1] == "overload"
+        assert overload[-1] == f"{stored['attainment']:.1%}"
+    assert list(again.lines(row)) == list(again.lines(row, row["settings"]["goodput"]))
+
+
+def test_an_overload_that_lasts_is_told_apart_from_a_stored_one_that_did_not(row: Row) -> None:
+    former = {key: value for key, value in row.items() if key != "overload_requests"}
+    short, lasting = list(again.lines(former))[-2:]
+    assert (short[1], lasting[1]) == ("overload", "overload that lasts")
+    assert lasting[-1] == list(again.lines(row))[-1][-1]
+
+
+def test_a_stored_cell_whose_trace_is_not_there_is_not_played(row: Row) -> None:
+    with pytest.raises(ValueError, match=r"cell 0\.0 was played on azure_code_2023, and here is"):
+        list(again.lines({**row, "source": "azure_code_2023"}))
 
 
 def test_a_cell_says_why_nothing_was_found() -> None:

@@ -109,10 +109,9 @@ class GoodputParts:
 
         The rule `tbt`, which counts every gap between tokens, forgives no long step.
         """
-        rule, budget_tokens = view.limits.deadline_rule, view.limits.max_num_batched_tokens
-        if rule is DeadlineRule.TBT:
+        if view.limits.deadline_rule is DeadlineRule.TBT:
             return None
-        return long_steps(pace, view.model, budget_tokens, self.min_share, rule)
+        return long_steps(pace, view.model, view.limits.max_num_batched_tokens, self.min_share)
 
     def is_enough_for_all(self, pace: Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
         """Tell whether steps have time for all decodes and leave enough for all prompts."""

@@ -18,9 +18,6 @@ _LEAST_GAIN = 1.1
 """Factor by which prompts must go faster, since they wait while decodes get ahead."""
 _LEAST_GAIN_OF_SOME = 1.5
 """The same factor where prompts go faster only if some decodes are left out between long steps."""
-_LEAST_GAIN_AT_RISK = 1.7
-"""The same factor where a decode that was left out and is late has lost its SLO: more of them are
-late, by steps that take longer than expected."""
 _LOOSE = 1.5
 """Multiple of the TPOT kept from which on a decode is left out of steps while it is ahead."""
 
@@ -131,11 +128,7 @@ def _cheapest_beyond(tpot_s: float, chunks: Sequence[Chunk]) -> Chunk | None:
 
 
 def long_steps(
-    pace: Pace,
-    model: LatencyModel,
-    budget_tokens: int,
-    min_share: float,
-    rule: DeadlineRule = DeadlineRule.MEAN_TPOT,
+    pace: Pace, model: LatencyModel, budget_tokens: int, min_share: float
 ) -> LongSteps | None:
     """Return the long steps in which prompts go faster than in steps within a TPOT; None if none.
 
@@ -143,9 +136,6 @@ def long_steps(
     with the least `token_s` makes most of it.  Where a step's time grows in proportion to its
     tokens, a long chunk gains nothing.  Where most of the time is spent on the first few tokens, as
     in a mixture of experts, prompts go several times as fast in long chunks.
-
-    Where decodes are left out between long steps, prompts have to go faster by more under the rule
-    `envelope`, as none of these decodes catches up once it is late.
 
     The TPOT is the smallest of the decodes' at which prompts still go at the share `min_share` of
     the speed that they would have if no decode counted, or else the largest.
@@ -184,8 +174,7 @@ def long_steps(
     tpot_s = shorter[at]
     with_all = tokens_per_s_in_turns(tpot_s, pace.all_s, chunks)
     in_tpots = within(tpot_s)
-    of_some = _LEAST_GAIN_AT_RISK if rule is DeadlineRule.ENVELOPE else _LEAST_GAIN_OF_SOME
-    if with_all <= _LEAST_GAIN * in_tpots and in_turns(tpot_s) <= of_some * in_tpots:
+    if with_all <= _LEAST_GAIN * in_tpots and in_turns(tpot_s) <= _LEAST_GAIN_OF_SOME * in_tpots:
         return None
     cheapest = _cheapest_beyond(tpot_s, chunks)
     assert cheapest is not None, "the full step is longer"
