@@ -46,7 +46,7 @@ class Scripted:
 
 def portfolio_of_two(forecaster: Scripted, **options: float) -> Portfolio:
     candidates = {"fcfs": FCFS(), "edf": EDF()}
-    options = {"effort": 100.0, **options}
+    options = {"effort": 100.0, "window_s": 4.0, **options}
     portfolio = Portfolio(every_s=1.0, delay_s=0.5, candidates=candidates, **options)  # type: ignore[arg-type]
     portfolio.forecast_with(forecaster)
     return portfolio
@@ -117,6 +117,30 @@ def test_it_stays_where_the_lead_comes_from_a_single_burst() -> None:
     (evaluation,) = portfolio.evaluations
     assert evaluation.scores["edf"].lead == pytest.approx(1 / 8)
     assert evaluation.reason is Reason.UNSURE
+
+
+def test_it_stays_until_what_was_judged_is_more_than_a_burst() -> None:
+    """An eighth of 20 s: the answer to the question at 2 s is about less, that at 3 s is not."""
+    portfolio = portfolio_of_two(Scripted(shares(fcfs=0.8, edf=0.9)), window_s=20.0)
+    play(portfolio, until_s=6.0)
+    first, *_, last = portfolio.evaluations
+    assert (first.reason, last.chosen) == (Reason.UNSURE, "edf")
+    assert all(e.asked_s < 2.5 for e in portfolio.evaluations if e.reason is Reason.UNSURE)
+    assert portfolio.num_changes == 1
+
+
+def test_a_burst_is_enough_where_most_of_it_is_bad() -> None:
+    portfolio = portfolio_of_two(Scripted(shares(fcfs=0.4, edf=0.5)), window_s=400.0)
+    play(portfolio, until_s=1.6)
+    assert [e.reason for e in portfolio.evaluations] == [Reason.BETTER]
+
+
+def test_as_many_arrivals_as_are_looked_at_are_no_burst() -> None:
+    portfolio = portfolio_of_two(
+        Scripted(shares(fcfs=0.8, edf=0.9)), window_s=400.0, max_requests=24
+    )
+    play(portfolio, until_s=6.0)
+    assert portfolio.current == "edf"
 
 
 def test_too_few_requests_decide_nothing() -> None:

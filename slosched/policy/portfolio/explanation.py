@@ -49,7 +49,7 @@ def _chosen(e: Evaluation) -> str:
         name, score = max(e.scores.items(), key=lambda item: item[1].lead)
         return (
             f"{e.before} went on: {name} was ahead by {_points(score.lead)}, but that may be "
-            f"chance or too little (at least {_points(score.lead_low)})."
+            f"chance, a single burst or too little (at least {_points(score.lead_low)})."
         )
     score = e.scores[e.chosen]
     return (

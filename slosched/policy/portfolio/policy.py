@@ -53,6 +53,11 @@ _ALL_AGAIN = 4
 """One evaluation in so many replays all candidates, the eliminated ones included."""
 _DESCRIBED = 64
 """Most requests that are described for a question in one step."""
+_LEAST_SPAN = 1 / 8
+"""Least part of `window_s` that the judged arrivals span before another candidate takes over.  They
+may be a single burst, and what serves that best may be the worst for the next one."""
+_LITTLE_TO_LOSE = 0.5
+"""Share of good requests below which a burst is enough, since the candidate that plans fails it."""
 _LEAST_IN_HASTE = 4 * LEAST_JUDGED
 """Least number of requests that are worth a question about fewer than the window has."""
 _MOST_EVALUATIONS = 10_000
@@ -90,7 +95,8 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
     3. Candidates replay side by side.  One that surely gains less than `min_gain` against the best
        drops out, and the replays end when only the candidate that plans is left.
     4. `delay_s` later the answer counts.  The candidate that is ahead takes over if its lead is
-       surely above zero (`scores`), as the best of so many, and at least `min_gain`.
+       surely above zero (`scores`), as the best of so many, and at least `min_gain`.  If the
+       arrivals that were judged are a single burst, more than half of them must be bad as well.
     5. A question has to be due and paid for (`occasion`): the time to the next one doubles while
        nothing is gained, and it may replay `effort` arrivals for each one since the question
        before, fewer if little is at stake.  More requests in trouble than the last answer foretold
@@ -304,7 +310,9 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         best = scores.best(before)
         gain = scores.lead(best, before, max(1, len(scores.latest) - 1))
         is_ahead = best != before and gain.mean >= self.min_gain
-        is_better = is_ahead and gain.low > 0
+        has_little_to_lose = scores.share(before).mean < _LITTLE_TO_LOSE
+        is_shown = has_little_to_lose or self._spans_enough(asked.question, answer)
+        is_better = is_ahead and gain.low > 0 and is_shown
         is_in_doubt = is_ahead and not is_better
         self._leave_out_losers(best, is_in_doubt=is_in_doubt)
         if is_better:
@@ -320,6 +328,12 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         self._occasions.expected = max(0.0, expected)
         reason = Reason.BETTER if is_better else Reason.UNSURE if best != before else Reason.BEST
         self._leave(asked, answer, now_s, before, reason)
+
+    def _spans_enough(self, question: Question, answer: Answer) -> bool:
+        """Tell whether the judged arrivals came over long enough, or are as many as are looked at."""
+        requests = question.requests
+        span_s = requests[-1].arrival_s - requests[answer.num_unjudged].arrival_s
+        return span_s >= _LEAST_SPAN * self.window_s or len(requests) >= self.max_requests
 
     def _leave_out_losers(self, best: str, *, is_in_doubt: bool) -> None:
         """Decide which candidates the next question leaves out; in doubt it is about two alone."""
