@@ -330,7 +330,7 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         self._leave(asked, answer, now_s, before, reason)
 
     def _spans_enough(self, question: Question, answer: Answer) -> bool:
-        """Tell whether the judged arrivals came over long enough, or are as many as are looked at."""
+        """Tell whether what was judged came over long enough, or is as much as is looked at."""
         requests = question.requests
         span_s = requests[-1].arrival_s - requests[answer.num_unjudged].arrival_s
         return span_s >= _LEAST_SPAN * self.window_s or len(requests) >= self.max_requests
