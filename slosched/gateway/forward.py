@@ -11,6 +11,7 @@ from starlette.types import Scope, Send
 
 from slosched.engine.server.json_text import parse_json
 from slosched.engine.server.respond import last_events
+from slosched.gateway.answers import REDIRECTS
 from slosched.gateway.errors import replica_failed
 from slosched.gateway.headers import SKIPPED, Headers, answered, sendable
 from slosched.gateway.questions import describe
@@ -22,9 +23,6 @@ _TOO_MANY = frozenset({"grammars_busy", "too_many_requests", "too_many_connectio
 """Codes of a 503 by which a server that is well says that it has too many requests like this."""
 _FINAL = range(200, 600)
 """Statuses that an answer may have (RFC 9110, section 15); others cannot be passed on."""
-_REDIRECTS = range(300, 400)
-"""Statuses that no server for text has a reason to answer with.  A client that followed them would
-leave the router, and send its prompt and maybe its key to whatever the replica names."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
@@ -115,7 +113,7 @@ async def forward(
             allow_redirects=False,
             skip_auto_headers=SKIPPED,
         ) as response:
-            if response.status not in _FINAL or response.status in _REDIRECTS:
+            if response.status not in _FINAL or response.status in REDIRECTS:
                 raise NotTakenError(f"it answered with the status {response.status}")
             headers = answered(response.raw_headers)
             if response.content_type != "text/event-stream" or response.status >= 400:

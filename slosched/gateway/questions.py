@@ -12,6 +12,7 @@ import aiohttp
 
 from slosched.core import SloschedError
 from slosched.engine.server.json_text import parse_json
+from slosched.gateway.answers import REDIRECTS
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast, grid_tokens
 from slosched.metrics.page import Snapshot, parse_metrics
@@ -47,7 +48,10 @@ class Introduction(NamedTuple):
 
 
 class Questions:
-    """Asks one server.  Every method raises ReplicaDownError if it does not answer in time."""
+    """Asks one server.  Every method raises ReplicaDownError if it does not answer in time.
+
+    No redirect is followed: a page that is elsewhere is one that the server does not have.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, url: str, config: GatewayConfig) -> None:
         self._session = session
@@ -59,7 +63,7 @@ class Questions:
     async def check_health(self) -> None:
         """Raise ReplicaDownError if /health says so; a server without that page is well."""
         status, text = await self._ask("GET", "/health")
-        if status >= 500:
+        if status >= 500 or status in REDIRECTS:
             raise ReplicaDownError(f"/health answers {status}: {text:.200}")
 
     async def introduce(self) -> Introduction:
@@ -159,7 +163,11 @@ class Questions:
             async with (
                 asyncio.timeout(self._timeout_s),
                 self._session.request(
-                    method, self._url + path, json=body, headers=self._headers
+                    method,
+                    self._url + path,
+                    json=body,
+                    headers=self._headers,
+                    allow_redirects=False,
                 ) as response,
             ):
                 return response.status, await response.text()

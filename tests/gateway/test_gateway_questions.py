@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import aiohttp
 import pytest
@@ -79,6 +79,46 @@ def test_a_server_whose_state_cannot_be_read_is_routed_to_without_it(
     pages: Mapping[str, str],
 ) -> None:
     assert asyncio.run(why_down(pages)) == ""
+
+
+async def why_down_of_redirecting(paths: Collection[str]) -> tuple[str, list[str]]:
+    """Return why a server is down that redirects `paths`, and what came where it redirects to.
+
+    All would be well there.
+    """
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path in paths:
+            return web.Response(status=307, headers={"location": f"/elsewhere{request.path}"})
+        if request.path.startswith("/elsewhere"):
+            asked.append(request.path)
+        return web.Response(text=MODELS)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    gateway = Gateway([f"http://127.0.0.1:{runner.addresses[0][1]}"], "least_requests")
+    try:
+        await gateway.start()
+        await gateway.stop()
+        return gateway.fleet.replicas[0].why_down, asked
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_a_server_that_redirects_the_router_is_down(path: str) -> None:
+    why, asked = asyncio.run(why_down_of_redirecting({path}))
+    assert why.startswith(f"{path} answers 307")
+    assert asked == []
+
+
+def test_a_page_of_a_servers_state_that_is_elsewhere_is_none() -> None:
+    paths = {"/tokenize", "/v1/quote", "/load", "/metrics"}
+    assert asyncio.run(why_down_of_redirecting(paths)) == ("", [])
 
 
 @pytest.mark.parametrize("models", [DEEP, '{"data": [{"id": "fragile"}, {"object": "model"}]}'])
