@@ -11,7 +11,7 @@ from starlette.types import Scope, Send
 
 from slosched.engine.server.json_text import parse_json
 from slosched.engine.server.respond import last_events
-from slosched.gateway.answers import REDIRECTS
+from slosched.gateway.answers import MOST_ANSWER_BYTES, REDIRECTS, TooLongError, read_whole
 from slosched.gateway.errors import replica_failed
 from slosched.gateway.headers import SKIPPED, Headers, answered, sendable
 from slosched.gateway.questions import describe
@@ -117,7 +117,8 @@ async def forward(
                 raise NotTakenError(f"it answered with the status {response.status}")
             headers = answered(response.raw_headers)
             if response.content_type != "text/event-stream" or response.status >= 400:
-                return Whole(response.status, headers, await response.read())
+                body = await read_whole(response, MOST_ANSWER_BYTES)
+                return Whole(response.status, headers, body)
             replica.begin(sent)
             await send(
                 {"type": "http.response.start", "status": response.status, "headers": headers}
@@ -133,7 +134,7 @@ async def forward(
 async def pass_on(stream: aiohttp.StreamReader, send: Send) -> None:
     """Send the events of a stream on as they come; an error is its last event if it breaks off.
 
-    Of an event that breaks off in its middle the client sees nothing.
+    Of an event that breaks off in its middle, or is too long, the client sees nothing.
     """
     held = bytearray()
     try:
@@ -145,6 +146,8 @@ async def pass_on(stream: aiohttp.StreamReader, send: Send) -> None:
                 whole = bytes(held[:end])
                 del held[:end]
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
+            if len(held) > MOST_ANSWER_BYTES:
+                raise TooLongError(MOST_ANSWER_BYTES)
     except (aiohttp.ClientError, OSError) as error:
         why = f"the replica broke off in the middle of its answer: {describe(error)}"
         body = last_events(replica_failed(why))

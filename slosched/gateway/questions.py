@@ -12,7 +12,7 @@ import aiohttp
 
 from slosched.core import SloschedError
 from slosched.engine.server.json_text import parse_json
-from slosched.gateway.answers import REDIRECTS
+from slosched.gateway.answers import MOST_STATE_BYTES, REDIRECTS, read_whole
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast, grid_tokens
 from slosched.metrics.page import Snapshot, parse_metrics
@@ -170,10 +170,11 @@ class Questions:
                     allow_redirects=False,
                 ) as response,
             ):
-                return response.status, await response.text()
+                content = await read_whole(response, MOST_STATE_BYTES)
+                return response.status, content.decode(errors="replace")
         except TimeoutError:
             raise ReplicaDownError(f"it did not answer within {self._timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise ReplicaDownError(describe(error)) from error
 
 

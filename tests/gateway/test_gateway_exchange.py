@@ -400,6 +400,60 @@ def test_a_status_that_is_none_of_an_answer_is_a_replica_that_broke_off(status: 
     assert gateway.metrics.ended[End.FAILED] == 1
 
 
+class Endless(Fragile):
+    """A server that sends its answer again and again until its client goes away."""
+
+    def __init__(self, content_type: str, num_declared: int | None) -> None:
+        super().__init__()
+        self._headers = {"content-type": content_type}
+        if num_declared is not None:
+            self._headers["content-length"] = str(num_declared)
+
+    async def _break(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        self.num_asked += 1
+        answer = web.StreamResponse(headers=self._headers)
+        await answer.prepare(request)
+        while True:
+            await answer.write(b"data: " * 1000)
+
+
+async def ask_endless(
+    content_type: str, num_declared: int | None = None
+) -> tuple[int, bytes, list[int], Gateway]:
+    endless = [Endless(content_type, num_declared) for _ in range(2)]
+    runners, urls = zip(*[await started(each.app) for each in endless], strict=True)
+    gateway = Gateway(urls, "round_robin")
+    await gateway.start()
+    try:
+        async with asyncio.timeout(30):
+            status, body = await ask(gateway)
+        return status, body, [each.num_asked for each in endless], gateway
+    finally:
+        await gateway.stop()
+        for runner in runners:
+            await runner.cleanup()
+
+
+@pytest.mark.parametrize("num_declared", [None, 10**9])
+def test_a_server_whose_answer_is_too_long_is_a_broken_one(
+    num_declared: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slosched.gateway.forward.MOST_ANSWER_BYTES", 100_000)
+    status, body, num_asked, gateway = asyncio.run(ask_endless("application/json", num_declared))
+    assert (status, code_of(body), num_asked) == (502, "replica_failed", [1, 1])
+    assert "it sends more than 100000 bytes" in json.loads(body)["error"]["message"]
+    assert sum(gateway.metrics.failed.values()) == 2
+
+
+def test_a_stream_whose_event_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slosched.gateway.forward.MOST_ANSWER_BYTES", 100_000)
+    status, body, num_asked, _ = asyncio.run(ask_endless("text/event-stream"))
+    error, done, rest = body.decode().split("\n\n")
+    assert (status, done, rest, sum(num_asked)) == (200, "data: [DONE]", "", 1)
+    assert "it sends more than 100000 bytes" in error
+
+
 def test_an_error_that_comes_as_an_event_is_an_error() -> None:
     event = b'data: {"error": {"code": "not_serving"}}\n\n'
     odd = [Odd(503, "text/event-stream", event) for _ in range(2)]

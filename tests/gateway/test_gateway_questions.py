@@ -13,6 +13,7 @@ from aiohttp import web
 from live_server import live
 
 from slosched.core import SLO, Request
+from slosched.gateway.answers import MOST_STATE_BYTES
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.fleet import LiveFleet
 from slosched.gateway.forecast import Forecast
@@ -79,6 +80,13 @@ def test_a_server_whose_state_cannot_be_read_is_routed_to_without_it(
     pages: Mapping[str, str],
 ) -> None:
     assert asyncio.run(why_down(pages)) == ""
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics"])
+def test_a_server_whose_state_is_too_long_to_be_read_is_down(path: str) -> None:
+    assert asyncio.run(why_down({path: "x" * (MOST_STATE_BYTES + 1)})) == (
+        f"it sends more than {MOST_STATE_BYTES} bytes"
+    )
 
 
 async def why_down_of_redirecting(paths: Collection[str]) -> tuple[str, list[str]]:
