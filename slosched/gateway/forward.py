@@ -64,8 +64,8 @@ class Whole:
     @property
     def retry_after_s(self) -> float:
         """Return the seconds after which to come again; infinite if it does not say."""
-        told = dict(self.headers).get(b"retry-after", b"")
-        return float(told) if told.isdigit() else math.inf  # else it is a date
+        told = dict(self.headers).get(b"retry-after")
+        return math.inf if told is None else float(told)
 
     async def send(self, send: Send) -> None:
         """Send it to the client."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
 
 from slosched.engine.server.errors import ApiError
 
@@ -30,6 +33,9 @@ what an error says."""
 _NOT_ANSWERED = _OF_ONE_CONNECTION | {b"content-length", b"date", b"server"}
 _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters that no header may have (RFC 9110, section 5.5), and that aiohttp does not send."""
+_RETRY_AFTER = b"retry-after"
+_LONGEST_WAIT_S = 3600
+"""The longest time that a client is told to wait, as no server for text is sure of more."""
 SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add if the client sent none."""
 
@@ -59,10 +65,27 @@ def _text(value: bytes) -> str:
 
 
 def answered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return an answer's headers, in lower case, without those of its own connection."""
+    """Return an answer's headers, in lower case, without those of its own connection.
+
+    Those with control characters are left out.  A `retry-after` is told in seconds, at most an
+    hour, and left out if it says nothing.
+    """
     lowered = [(name.lower(), value) for name, value in headers]
-    skipped = _NOT_ANSWERED | _named_by_connection(lowered)
-    return [(name, value) for name, value in lowered if name not in skipped]
+    skipped = _NOT_ANSWERED | _named_by_connection(lowered) | {_RETRY_AFTER}
+    passed = [pair for pair in lowered if pair[0] not in skipped and not _CONTROLS.search(pair[1])]
+    waits_s = [_wait_s(value) for name, value in lowered if name == _RETRY_AFTER]
+    return [*passed, *((_RETRY_AFTER, b"%d" % wait) for wait in waits_s if wait is not None)]
+
+
+def _wait_s(told: bytes) -> int | None:
+    """Return the seconds of a `retry-after`, a number or a date; None if it is neither."""
+    if told.isdigit():
+        return int(min(float(told), _LONGEST_WAIT_S))  # int() refuses thousands of digits
+    try:
+        left_s = parsedate_to_datetime(told.decode("ascii")).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return None
+    return math.ceil(min(max(0.0, left_s), _LONGEST_WAIT_S))
 
 
 def _named_by_connection(headers: Headers) -> set[bytes]:

@@ -96,11 +96,12 @@ async def ask(
     path: str = "/v1/completions",
     *headers: tuple[bytes, bytes],
     content: bytes = BODY,
+    on_start: Callable[[list[tuple[bytes, bytes]]], None] = lambda _headers: None,
     on_body: Callable[[bytes], None] = lambda _body: None,
 ) -> tuple[int, bytes]:
     """Post `content` through the gateway; return the status and the body of the answer.
 
-    `on_body` gets each piece of the body as it comes.
+    `on_start` gets the headers of the answer, and `on_body` each piece of the body as it comes.
     """
     sent: list[MutableMapping[str, Any]] = []
     scope = {
@@ -122,6 +123,8 @@ async def ask(
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
+        if message["type"] == "http.response.start":
+            on_start(message["headers"])
         if message["type"] == "http.response.body":
             on_body(message["body"])
 
@@ -268,6 +271,38 @@ def test_of_several_refusals_the_client_gets_the_one_with_the_shortest_wait(
 
     (status, body), num_asked = asyncio.run(play())
     assert (status, code_of(body), num_asked) == (429, "refused until 2", [1, 1, 1])
+
+
+class OddHeaders(Fragile):
+    """A server whose answers have headers that no answer should have."""
+
+    async def _break(self, request: web.Request) -> web.Response:
+        await request.read()
+        assert request.transport is not None
+        request.transport.write(
+            b"HTTP/1.1 429 Odd\r\nretry-after: 1000000000000\r\nx-odd: a\x0bb\r\nx-mine: a\r\n"
+            b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+        )
+        request.transport.close()
+        return web.Response()
+
+
+def test_headers_that_no_answer_should_have_go_no_further() -> None:
+    async def play() -> tuple[int, bytes]:
+        runner, url = await started(OddHeaders().app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        try:
+            return await ask(gateway, on_start=headers.extend)
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    headers: list[tuple[bytes, bytes]] = []
+    assert asyncio.run(play()) == (429, b"{}")
+    told = dict(headers)
+    assert (told[b"retry-after"], told[b"x-mine"]) == (b"3600", b"a")
+    assert b"x-odd" not in told
 
 
 class Unwilling(Fragile):

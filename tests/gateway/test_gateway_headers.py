@@ -47,6 +47,38 @@ def test_headers_that_connection_names_go_no_further() -> None:
     assert ("authorization", "Bearer a") in sendable([(b"connection", b"authorization"), key])
 
 
+@pytest.mark.parametrize(
+    ("told", "passed"),
+    [
+        (b"0", [b"0"]),
+        (b"30", [b"30"]),
+        (b"3600", [b"3600"]),
+        (b"1000000000000", [b"3600"]),
+        (b"9" * 5000, [b"3600"]),
+        (b"Fri, 31 Dec 9999 23:59:59 GMT", [b"3600"]),
+        (b"Fri, 31 Dec 1999 23:59:59 GMT", [b"0"]),
+        (b"Fri, 31 Dec 9999 23:59:59 -0000", [b"3600"]),
+        (b"Fri, 99 Dec 1999 23:59:59 GMT", []),
+        (b"", []),
+        (b"-1", []),
+        (b"1.5", []),
+        (b"1e9", []),
+        (b"soon", []),
+        (b"\xc2\xb2", []),
+    ],
+)
+def test_a_client_is_told_to_wait_an_hour_at_most(told: bytes, passed: list[bytes]) -> None:
+    """Some clients sleep for as long as they are told."""
+    assert answered([(b"Retry-After", told)]) == [(b"retry-after", each) for each in passed]
+
+
+def test_a_header_of_an_answer_with_control_characters_is_left_out() -> None:
+    """With some of them the answer itself was lost, as no server sends them on."""
+    odd = [(b"x-odd", b"a%cb" % control) for control in b"\x00\x01\x0b\x0c\r\n\x7f"]
+    fine = [(b"x-tab", b"a\tb"), (b"x-name", b"Andr\xe9")]
+    assert answered([*odd, *fine]) == fine
+
+
 @pytest.mark.parametrize("sent", [[], [(b"x-request-id", b"")], [(b"x-request-id", b"mine")]])
 def test_the_client_is_told_the_id_that_the_replica_sees(sent: list[tuple[bytes, bytes]]) -> None:
     """Without one, or with an empty one, the replica would log an id of its own."""
