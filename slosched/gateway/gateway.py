@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from slosched.engine.server.cross_origin import cross_origin
 from slosched.engine.server.cut_short import CutShort
-from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS
+from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS, refuse_slashes
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
 from slosched.engine.server.limit_requests import LimitRequests
 from slosched.engine.server.process_metrics import process_lines
@@ -74,7 +74,7 @@ class Gateway:
             await self._session.close()
 
     def _build_app(self, config: GatewayConfig) -> Starlette:
-        return Starlette(
+        app = Starlette(
             routes=[  # the first that matches is taken: those with the most requests come first
                 Route("/v1/completions", self.generate, methods=["POST"]),
                 Route("/v1/chat/completions", self.generate, methods=["POST"]),
@@ -102,6 +102,8 @@ class Gateway:
                 Middleware(CutShort, retry_after_s=config.retry_after_s),
             ],
         )
+        refuse_slashes(app)
+        return app
 
     async def _health(self, _http: HTTPRequest) -> Response:
         """Answer 200 while at least one replica takes requests, with the state of each."""

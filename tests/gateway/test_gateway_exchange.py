@@ -353,6 +353,22 @@ def test_a_server_with_too_many_requests_of_a_kind_goes_on_to_get_others(
     asyncio.run(play())
 
 
+def test_a_path_with_a_slash_at_its_end_is_an_unknown_one() -> None:
+    async def play() -> tuple[tuple[int, bytes], int]:
+        fragile = Fragile()
+        runner, url = await started(fragile.app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        try:
+            return await ask(gateway, "/v1/completions/"), fragile.num_asked
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    (status, body), num_asked = asyncio.run(play())
+    assert (status, code_of(body), num_asked) == (404, "not_found", 0)
+
+
 @pytest.mark.parametrize("header", [b"a\x01b", b"\x7f", b"a\x00"])
 def test_a_header_that_cannot_be_passed_on_is_the_clients_error(header: bytes) -> None:
     async def play() -> None:

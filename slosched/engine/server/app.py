@@ -24,7 +24,7 @@ from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cross_origin import cross_origin
 from slosched.engine.server.cut_short import CutShort
-from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS
+from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS, refuse_slashes
 from slosched.engine.server.errors import not_serving
 from slosched.engine.server.event_loop import event_loop_lines
 from slosched.engine.server.fields import (
@@ -91,7 +91,7 @@ def build_app(
     worker.metrics.by_tenant.add(config.tenants.values())
     if config.logs_requests:
         reporters = (*reporters, RequestLog(worker.scheduler.limits.deadline_rule))
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", answer_page),
             Route("/health", api.health),
@@ -122,6 +122,8 @@ def build_app(
             Middleware(CutShort, retry_after_s=config.retry_after_s),
         ],
     )
+    refuse_slashes(app)
+    return app
 
 
 class _Api:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
@@ -25,6 +26,8 @@ async def _answer_http_error(http: HTTPRequest, error: Exception) -> Response:
     """Answer a request for an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{http.method} {http.url.path}: {error.detail}"
+    if error.status_code == 404 and http.url.path.endswith("/"):
+        message += "; no path here ends with a slash"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     response = ApiError(error.status_code, message, code=code).response()
     response.headers.update(error.headers or {})
@@ -46,3 +49,12 @@ EXCEPTION_HANDLERS = {
     HTTPException: _answer_http_error,
     Exception: _answer_bug,
 }
+
+
+def refuse_slashes(app: Starlette) -> None:
+    """Let paths with a slash too many at their end be unknown, as all others are that `app` lacks.
+
+    Starlette redirects them to an address with the host that the client named, whoever that is, and
+    most clients do not send the body of a request again.
+    """
+    app.router.redirect_slashes = False

@@ -438,6 +438,15 @@ def test_with_api_keys_only_who_has_one_is_served() -> None:
         assert closed.get("/health")[0] == closed.get("/metrics")[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/completions/", "/health/", "/v1/embeddings/"])
+def test_a_path_with_a_slash_at_its_end_is_an_unknown_one(server: Live, path: str) -> None:
+    """It led clients to whatever host they had named."""
+    status, answer, headers = server.post(path, prompt="x")
+    assert (status, answer["error"]["code"]) == (404, "not_found")
+    assert f"POST {path}: Not Found; no path here ends with a slash" in answer["error"]["message"]
+    assert "location" not in headers
+
+
 def test_unknown_model_path_and_method(server: Live) -> None:
     status, answer, _ = server.post(model="gpt-9", prompt="x")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
