@@ -353,6 +353,23 @@ def test_a_server_with_too_many_requests_of_a_kind_goes_on_to_get_others(
     asyncio.run(play())
 
 
+def test_a_compressed_body_is_told_that_none_is_taken() -> None:
+    async def play() -> tuple[tuple[int, bytes], int]:
+        fragile = Fragile()
+        runner, url = await started(fragile.app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        content, said = zlib.compress(BODY), (b"content-encoding", b"deflate")
+        try:
+            return await ask(gateway, "/v1/completions", said, content=content), fragile.num_asked
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    (status, body), num_asked = asyncio.run(play())
+    assert (status, code_of(body), num_asked) == (415, "unsupported_encoding", 0)
+
+
 def test_a_path_with_a_slash_at_its_end_is_an_unknown_one() -> None:
     async def play() -> tuple[tuple[int, bytes], int]:
         fragile = Fragile()

@@ -8,7 +8,13 @@ from starlette.requests import Request as HTTPRequest
 
 from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.config import ServerConfig
-from slosched.engine.server.errors import ApiError, too_large, too_many_values, too_slow
+from slosched.engine.server.errors import (
+    ApiError,
+    encoded,
+    too_large,
+    too_many_values,
+    too_slow,
+)
 from slosched.engine.server.fields import check_fields
 from slosched.engine.server.json_limit import exceeds_work
 from slosched.engine.server.json_text import parse_json
@@ -30,6 +36,8 @@ _MOST_WAITED_FOR = 16
 """How many times as large as allowed a body may be declared for any of it to be read.  What the
 system keeps between client and server does not hold the rest of a longer one, so that reading its
 beginning would not spare the client the reset."""
+_PLAIN = ("", "identity")
+"""Values of `content-encoding` for a body that is sent as it is."""
 
 
 class BodyReader:
@@ -106,10 +114,11 @@ async def check_work(content: bytearray, max_model_len: int) -> None:
 async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) -> bytearray:
     """Return the body.
 
-    Raises ApiError (413) if it exceeds the largest size allowed, and (408) if it takes longer than
-    `timeout_s` to come.  Of a body that is too large only so much is read as its client is likely
-    to send before it looks for the answer, and nothing is kept.  One that is declared to be far too
-    large is refused before any of it is read.
+    Raises ApiError (413) if it exceeds the largest size allowed, (408) if it takes longer than
+    `timeout_s` to come, and (415) if it is compressed or encoded in another way.  Of a body that is
+    too large only so much is read as its client is likely to send before it looks for the answer,
+    and nothing is kept.  One that is declared to be far too large is refused before any of it is
+    read.
     """
     content, most = bytearray(), max_body_bytes(max_model_len)
     if _declared_bytes(http) > _MOST_WAITED_FOR * most:
@@ -129,6 +138,9 @@ async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) 
         raise too_slow(num_bytes, timeout_s) from None
     if num_bytes > most:
         raise too_large(most, max_model_len)
+    encodings = ", ".join(http.headers.getlist("content-encoding"))
+    if encodings.strip().lower() not in _PLAIN:  # its client has sent it all, and will listen
+        raise encoded(encodings)
     return content
 
 

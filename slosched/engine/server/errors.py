@@ -126,6 +126,16 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     )
 
 
+def encoded(encodings: str) -> ApiError:
+    """Return a 415 to a body that is compressed, or encoded in another way."""
+    return ApiError(
+        415,
+        f"the body has Content-Encoding: {encodings:.100}, but this server takes only bodies as "
+        "they are; send it without compression and without this header",
+        code="unsupported_encoding",
+    )
+
+
 def headers_too_large(most_bytes: int) -> ApiError:
     return ApiError(
         431,

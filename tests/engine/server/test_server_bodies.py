@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from live_server import Live, live
@@ -52,6 +55,34 @@ def test_whole_pairs_are_characters_however_they_are_spelt(server: Live) -> None
     with pytest.raises(ValueError, match="surrogate"):
         parse_json(rb'["\ude42\ud83d"]')
     assert parse_json(b'\xef\xbb\xbf{"a": "\\\\ud800"}') == {"a": "\\ud800"}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "identity, gzip", "x" * 1000])
+def test_a_compressed_body_is_told_that_none_is_taken(server: Live, encoding: str) -> None:
+    """It was told that its JSON was bad."""
+    content = gzip.compress(json.dumps({"prompt": "x"}).encode())
+    status, answer = sent(server, content, encoding)
+    assert (status, answer["error"]["code"]) == (415, "unsupported_encoding")
+    message = answer["error"]["message"]
+    assert f"Content-Encoding: {encoding[:100]}, but" in message
+    assert "send it without compression" in message
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
+def test_a_body_that_says_it_is_as_it_is_is_taken(server: Live, encoding: str) -> None:
+    content = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    assert sent(server, content, encoding)[0] == 200
+
+
+def sent(server: Live, content: bytes, encoding: str) -> tuple[int, Any]:
+    """Return the answer to a body that says to be encoded so."""
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    url = f"{server.url}/v1/completions"
+    try:
+        with urlopen(Request(url, content, headers)) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        return error.code, json.load(error)
 
 
 def exceeds(text: str, most: int) -> bool:
