@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from slosched.engine.server.bodies import check_work, read_content
 from slosched.engine.server.errors import ApiError, not_serving
 from slosched.engine.server.respond import last_events
+from slosched.engine.server.slo import refuse_repeated
 from slosched.gateway.asked import read
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.errors import took_too_long
@@ -108,9 +109,11 @@ class Generate:
     async def _answer(self, scope: Scope, content: bytes, answer: _Answer) -> End:
         """Read the request and exchange it for an answer; return how it ended."""
         assert self._exchange is not None
+        headers = Headers(scope=scope)
+        refuse_repeated(headers)
         asked = read(
             content,
-            Headers(scope=scope),
+            headers,
             self._fleet.promised_to,
             self._fleet.bytes_per_token,
             with_prefixes=self._fleet.uses_prefixes,

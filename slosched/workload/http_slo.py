@@ -44,8 +44,18 @@ TIER_FIELD = "service_tier"
 """OpenAI's field with the tier of a request."""
 TIER_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 """llm-d's header for the same, and its older name."""
+_HEADERS = frozenset({*TIER_HEADERS, *(name for names in PROMISES for name in names.headers)})
 TENANT_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """llm-d's header with the name of the tenant, and its older name."""
+
+
+def repeated_header(names: Iterable[str]) -> str | None:
+    """Return an SLO or tier header that a request has more than once; None if it has none.
+
+    `names` are those of all its headers, in lower case.
+    """
+    told = [name for name in names if name in _HEADERS]
+    return next((name for name in told if told.count(name) > 1), None)
 
 
 def asked_slo(asked_s: Callable[[PromiseNames], float | None], default: SLO) -> SLO:

@@ -353,6 +353,24 @@ def test_a_server_with_too_many_requests_of_a_kind_goes_on_to_get_others(
     asyncio.run(play())
 
 
+def test_an_slo_header_that_comes_twice_is_refused() -> None:
+    async def play() -> tuple[tuple[int, bytes], int]:
+        fragile = Fragile()
+        runner, url = await started(fragile.app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        headers = [(b"x-slo-ttft-ms", b"500"), (b"x-slo-ttft-ms", b"200")]
+        try:
+            return await ask(gateway, "/v1/completions", *headers), fragile.num_asked
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    (status, body), num_asked = asyncio.run(play())
+    assert (status, num_asked) == (400, 0)
+    assert "the header x-slo-ttft-ms comes more than once" in json.loads(body)["error"]["message"]
+
+
 def test_a_compressed_body_is_told_that_none_is_taken() -> None:
     async def play() -> tuple[tuple[int, bytes], int]:
         fragile = Fragile()

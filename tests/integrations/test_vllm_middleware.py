@@ -423,6 +423,15 @@ def test_a_promise_that_cannot_be_read_is_a_bad_request(value: str) -> None:
     assert app.document is None
 
 
+def test_an_slo_header_that_comes_twice_is_a_bad_request() -> None:
+    app = App(TOKEN)
+    twice = {"x-slo-ttft-ms": "500", "x_slo_ttft_ms": "200"}  # the same name when it is sent
+    start, body = ask(app, {"prompt": "x"}, **twice)
+    assert start["status"] == 400
+    assert "x-slo-ttft-ms comes more than once" in json.loads(body["body"])["error"]["message"]
+    assert app.document is None
+
+
 def test_a_rejected_stream_is_a_429_although_vllm_had_begun_it() -> None:
     start, body = ask(App(ROLE, REJECTION, b"data: [DONE]\n\n"), {"stream": True})
     assert start["status"] == 429

@@ -45,7 +45,7 @@ from slosched.engine.server.quote import parse_promise, parse_prompt_tokens, quo
 from slosched.engine.server.request_id import EchoRequestId
 from slosched.engine.server.request_log import RequestLog
 from slosched.engine.server.root_path import UnderRootPath
-from slosched.engine.server.slo import parse_slo
+from slosched.engine.server.slo import parse_slo, refuse_repeated
 from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.text_endpoints import TextEndpoints
 from slosched.engine.server.tiers import parse_service
@@ -214,6 +214,7 @@ class _Api:
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
         promise = parse_promise(http.query_params)
+        refuse_repeated(http.headers)
         service = parse_service(http.headers, promise, self._config)
         slo = parse_slo(http.headers, promise, service.default_slo)
         arrival_s = self._worker.now_s() - self._config.per_request_s  # as those to be served

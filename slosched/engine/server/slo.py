@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from starlette.datastructures import Headers
+
 from slosched.core import SLO
 from slosched.engine.server.errors import ApiError
 from slosched.workload import seconds_of_ms
@@ -12,6 +14,7 @@ from slosched.workload.http_slo import (
     BEST_EFFORT_FIELD,
     PromiseNames,
     asked_slo,
+    repeated_header,
     unknown_promise,
 )
 
@@ -26,6 +29,15 @@ def parse_slo(headers: Mapping[str, str], body: Mapping[str, object], default: S
         name, complaint = unknown
         raise ApiError(400, complaint, param=name)
     return asked_slo(partial(_asked_s, headers, body), default)
+
+
+def refuse_repeated(headers: Headers) -> None:
+    """Raise ApiError (400) if a header with an SLO or a tier comes twice.
+
+    It is not known which is meant, and a proxy or a server may take either.
+    """
+    if name := repeated_header(headers.keys()):
+        raise ApiError(400, f"the header {name} comes more than once; send it once", param=name)
 
 
 def _asked_s(

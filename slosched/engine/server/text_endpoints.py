@@ -26,7 +26,7 @@ from slosched.engine.server.protocol import Options, parse_options
 from slosched.engine.server.respond import Exchange
 from slosched.engine.server.responses import ResponsesResponse
 from slosched.engine.server.responses_body import as_chat
-from slosched.engine.server.slo import parse_slo
+from slosched.engine.server.slo import parse_slo, refuse_repeated
 from slosched.engine.server.tiers import parse_service
 from slosched.engine.server.tokenizer import ByteTokenizer, Tokenizer
 from slosched.engine.server.tool_format import ToolFormat
@@ -132,6 +132,7 @@ class TextEndpoints:
         if (why := self._worker.why_refusing) is not None:
             raise not_serving(why, self._config.retry_after_s)
         options = parse_options(body, self._config.default_temperature, self._tokenizer)
+        refuse_repeated(http.headers)
         service = parse_service(http.headers, body, self._config)
         slo = parse_slo(http.headers, body, service.default_slo)
         adapter = self._adapters.find(body.get("model"))

@@ -30,7 +30,7 @@ from slosched.integrations.vllm.slo import (
 from slosched.integrations.vllm.tenants import Tenants, read_tenants, tenant_of
 from slosched.integrations.vllm.watched import Watched, watching
 from slosched.workload.http_quote import QUOTE_PATH
-from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES, REJECTED
+from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES, REJECTED, repeated_header
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -398,9 +398,14 @@ def _document_of(body: bytes) -> Mapping[str, Any]:
 
 
 def _headers_of(scope: Message) -> dict[str, str]:
-    return {
-        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-    }
+    """Return a request's headers; raise BadPromiseError if one with an SLO comes twice."""
+    pairs = [
+        (name.decode("latin-1").lower(), value.decode("latin-1"))
+        for name, value in scope["headers"]
+    ]
+    if repeated := repeated_header(name for name, _ in pairs):
+        raise BadPromiseError(f"the header {repeated} comes more than once; send it once")
+    return dict(pairs)
 
 
 def _promised_in(headers: Mapping[str, str]) -> dict[str, str]:

@@ -586,6 +586,31 @@ def test_the_slo_of_a_request(
     assert record.slo == expected
 
 
+@pytest.mark.parametrize(
+    "name", ["x-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-llm-d-inference-objective"]
+)
+def test_an_slo_header_that_comes_twice_is_refused(server: Live, name: str) -> None:
+    """The first one held, and the client was not told."""
+    headers = [(name, "500"), (name, "200")]
+    status, answer, _ = server.post(prompt="x", max_tokens=2, headers=headers)
+    assert (status, answer["error"]["param"]) == (400, name)
+    assert f"the header {name} comes more than once" in answer["error"]["message"]
+    others = [("x-odd", "1"), ("x-odd", "2")]
+    assert server.post(prompt="x", max_tokens=2, headers=others)[0] == 200
+
+
+def test_an_slo_header_that_comes_twice_is_refused_for_quotes_too(server: Live) -> None:
+    url = f"{server.url}/v1/quote?prompt_tokens=10"
+
+    async def status_of(headers: list[tuple[str, str]]) -> int:
+        async with aiohttp.ClientSession() as client, client.get(url, headers=headers) as answer:
+            return answer.status
+
+    once = [("x-slo-ttft-ms", "500")]
+    statuses = [asyncio.run(status_of(headers)) for headers in (once, 2 * once)]
+    assert statuses == [501, 400]  # fcfs makes no quotes
+
+
 @pytest.mark.parametrize("value", ["high", 1.5, True, 2**31, -(2**31) - 1, [1]])
 def test_a_priority_that_is_none_is_a_400(server: Live, value: object) -> None:
     status, answer, _ = server.post(prompt="x", max_tokens=2, priority=value)
