@@ -92,7 +92,8 @@ def windows_of(
 
     Negative seeds count from the end of the file: -1 is its last window.  The model is needed only
     for promises in prefill times.  With `keeps_slos` a file that has SLOs of its own keeps them,
-    and a note says so.  Unless it `takes_rate`, a rate is refused.
+    and a note says so.  Unless it `takes_rate`, a rate is refused.  Raises TraceError for a
+    window whose requests all arrive at one time, which cannot be played at a rate.
     """
     if arrivals.rate is not None and not takes_rate:
         raise ValueError(
@@ -103,10 +104,14 @@ def windows_of(
         size = None if arrivals.duration else arrivals.num_requests or default_size
         made_up = replace(arrivals, num_requests=size)
         numbers = [s if s >= 0 else _MADE_UP_FROM_THE_END - s for s in seeds]
-        return [made_up.open(source, promise.rule(model, s), s) for s in numbers]
+        made = [made_up.open(source, promise.rule(model, s), s) for s in numbers]
+        for one in made:
+            one.own_rate()
+        return made
     unpromised = replace(arrivals, num_requests=None, slo_program=None)
     whole = unpromised.open(source, None, max(seeds[0], 0))
-    from slosched.evaluate.capacity import window
+    whole.own_rate()  # larger windows would not help where there is none
+    from slosched.evaluate.capacity import check_rate_of, window
 
     size = arrivals.num_requests or max(1, min(default_size, len(whole) // len(seeds)))
     if len(seeds) * size > len(whole):
@@ -121,8 +126,7 @@ def windows_of(
     for seed in seeds:
         rule = None if has_own else promise.rule(model, abs(seed))
         part = window(whole, size, seed)
-        if not takes_rate:
-            part.own_rate()  # the search plays it at other rates, and fails there without one
+        check_rate_of(part, "give windows more requests with -n, or name another trace")
         cut.append(arrivals.promised(part, rule))
     return cut
 

@@ -34,6 +34,7 @@ FILES = {
     "one.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n",
     "many.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n2023-11-16 18:17:03.98,0,5\n",
     "at_once.csv": "arrival_s,input_tokens,output_tokens\n" + "0,10,5\n" * 1000,
+    "bursts.csv": "arrival_s,input_tokens,output_tokens\n" + "0,10,5\n" * 1500 + "9,10,5\n" * 1500,
     "promise.csv": "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
     "slo_e2e_s\na,0,5,5,-1,0.1,\n",
     "bad.json": '{"format": "slosched-latency-model/7"}',
@@ -88,10 +89,18 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make one.csv --rate 3 -o out": ("no rate to change", "1 request"),
     "trace make one.csv --thin-to 3 -o out": ("no rate to change", "1 request"),
     "trace make one.csv --poisson -o out": ("no rate to change", "1 request"),
+    "plan --trace at_once.csv --gpu h100=2 -o out": ("'at_once' has no rate", "1000 requests at"),
+    "plan --trace bursts.csv -n 500 --gpu h100=2 -o out": (
+        "'bursts' has no rate to change: it needs two arrivals at different times, but there are "
+        "500 requests at one time in the window from request 1 on; give windows more requests",
+    ),
+    "plan --trace bursts.csv -n 500 --gpu h100=2 --rate 9 -o out": ("500 requests at one time in",),
+    "capacity --trace bursts.csv -n 500 -o out": ("500 requests at one time in the window",),
+    "plan --trace poisson -n 1 --gpu h100=2 -o out": ("'poisson' has no rate", "1 request"),
     "judge edf --trace at_once.csv": ("no rate to change", "there are 1000 requests at one time"),
     "bounds --trace at_once.csv --capacity 0.9": ("'at_once' has no rate", "1000 requests at one"),
-    "capacity --trace at_once.csv -o out": ("'at_once' has no rate", "200 requests at one time"),
-    "tune --trace at_once.csv -o out": ("'at_once' has no rate", "166 requests at one time"),
+    "capacity --trace at_once.csv -o out": ("'at_once' has no rate", "1000 requests at one time"),
+    "tune --trace at_once.csv -o out": ("'at_once' has no rate", "1000 requests at one time"),
     "trace make poisson --length-scale -1 -o out": ("-1.0",),
     "trace make poisson --max-prompt-tokens 0 -o out": ("--max-prompt-tokens",),
     "trace make poisson --seed -1 -o out": ("--seed",),

@@ -65,7 +65,8 @@ def test_a_trace_without_a_rate_is_refused(cli: Cli, number: int) -> None:
     Path("t.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
     said = cli("plan", "--trace", "t.csv", "-n", str(number), "--seeds", "1", *GPUS, "--jobs", "1")
     assert said.status == 1
-    assert f"{number} request(s) of t at one time have no rate to plan for" in said.complaint
+    assert "trace 't' has no rate to change" in said.complaint
+    assert not Path("runs").exists(), "it is refused before the search begins"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +24,7 @@ from slosched.fleet.routers import ROUTERS
 from slosched.fleet.spec import make_router
 from slosched.fleet.view import ReplicaKind
 from slosched.policy.spec import make_policy
-from slosched.workload import Trace, TraceError
+from slosched.workload import Trace
 
 if TYPE_CHECKING:
     from slosched.cli.plan_report import PlanReport
@@ -209,11 +208,6 @@ def _report(
 
     offers, windows = trials.offers, trials.windows
     rate = windows[0].rate if trials.rate is None else trials.rate
-    if not 0 < rate < math.inf:
-        raise TraceError(
-            f"{len(windows[0])} request(s) of {windows[0].name} at one time have no rate to plan "
-            "for: give a trace of which each window has two arrivals at different times"
-        )
     names = [offer.name for offer in offers]
     with progress_bar() as progress, make_pool(partial(give, trials.bench)) as pool:
         task = progress.add_task("replays", total=None)

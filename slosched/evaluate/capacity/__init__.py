@@ -7,7 +7,7 @@ from slosched.evaluate.capacity.pool import MakePool, local_pool
 from slosched.evaluate.capacity.results import Capacity, Flag, Ratio, Study
 from slosched.evaluate.capacity.store import Store
 from slosched.evaluate.capacity.sweep import Sweep, busy_rate
-from slosched.evaluate.capacity.windows import window
+from slosched.evaluate.capacity.windows import check_rate_of, window
 
 __all__ = [
     "PRECISION",
@@ -27,6 +27,7 @@ __all__ = [
     "Study",
     "Sweep",
     "busy_rate",
+    "check_rate_of",
     "local_pool",
     "window",
 ]

@@ -35,6 +35,18 @@ def window(trace: Trace, num_requests: int, seed: int) -> Trace:
     return Trace.of(chosen, trace.name, origin, trace.prefix_block_tokens)
 
 
+def check_rate_of(part: Trace, mend: str) -> None:
+    """Raise TraceError, which ends in `mend`, unless a window has a rate, so that it can be played.
+
+    A replay at a rate stretches the times of the arrivals, which needs two that differ.
+    """
+    try:
+        part.own_rate()
+    except TraceError as error:
+        first = int(part.provenance["window_start"]) + 1
+        raise TraceError(f"{error} in the window from request {first} on; {mend}") from None
+
+
 def blocks_of(trace: Trace) -> npt.NDArray[np.int64]:
     """Return the block of each request, shape (n,), the same at any rate of a replay."""
     block_s = min(BLOCK_S, trace.duration_s / MIN_BLOCKS) or BLOCK_S
