@@ -35,6 +35,9 @@ FILES = {
     "many.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n2023-11-16 18:17:03.98,0,5\n",
     "at_once.csv": "arrival_s,input_tokens,output_tokens\n" + "0,10,5\n" * 1000,
     "bursts.csv": "arrival_s,input_tokens,output_tokens\n" + "0,10,5\n" * 1500 + "9,10,5\n" * 1500,
+    "late.csv": "arrival_s,input_tokens,output_tokens\n"
+    + "".join(f"{second},10,5\n" for second in range(1400))
+    + "1400,10,5\n" * 100,
     "promise.csv": "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
     "slo_e2e_s\na,0,5,5,-1,0.1,\n",
     "bad.json": '{"format": "slosched-latency-model/7"}',
@@ -98,6 +101,13 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "capacity --trace bursts.csv -n 500 -o out": ("500 requests at one time in the window",),
     "plan --trace poisson -n 1 --gpu h100=2 -o out": ("'poisson' has no rate", "1 request"),
     "judge edf --trace at_once.csv": ("no rate to change", "there are 1000 requests at one time"),
+    "judge edf --trace bursts.csv --scenario conv-tight": (
+        "'bursts' has no rate to change",
+        "200 requests at one time in the window from request 1 on; conv-tight plays it",
+    ),
+    "judge edf --trace late.csv --scenario conv-tight": (
+        "there are 100 requests at one time in the window from request 1401 on",
+    ),
     "bounds --trace at_once.csv --capacity 0.9": ("'at_once' has no rate", "1000 requests at one"),
     "capacity --trace at_once.csv -o out": ("'at_once' has no rate", "1000 requests at one time"),
     "tune --trace at_once.csv -o out": ("'at_once' has no rate", "1000 requests at one time"),

@@ -56,7 +56,9 @@ class Judge:
                     "for the knee"
                 )
         if self.trace is not None:
-            self.trace.own_rate()  # its windows are played at other rates
+            self.trace.own_rate()
+            for scenario in self.scenarios.values():
+                scenario.check_windows(self.trace)
 
     def run(self, make_pool: MakePool, limit: TimeLimit, on_progress: OnProgress) -> None:
         """Play until every answer is clear, all windows are played, or the time is over.

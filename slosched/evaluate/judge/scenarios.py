@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from slosched.core import DeadlineRule, Limits
-from slosched.evaluate.capacity import window
+from slosched.evaluate.capacity import check_rate_of, window
 from slosched.evaluate.judge.promises import PROMISES
+from slosched.evaluate.judge.sequential import LOOKS
 from slosched.perfmodel import FittedModel, load_model
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig
@@ -98,6 +99,14 @@ class Scenario:
         if trace is None:
             return math.inf
         return len(trace) // self._size(trace) - NUM_KNEE_WINDOWS
+
+    def check_windows(self, trace: Trace) -> None:
+        """Raise TraceError for a window of the trace that may be played and has no rate."""
+        found = int(self.num_windows(trace))
+        judged = max((n.num_windows for n in LOOKS if n.num_windows <= found), default=0)
+        for number in (*range(judged), *range(found, found + NUM_KNEE_WINDOWS)):
+            part = window(trace, self._size(trace), number)
+            check_rate_of(part, f"{self.name} plays it at other rates: name another trace")
 
     def _size(self, trace: Trace | None) -> int:
         """Return the number of requests in a window, which a short trace may not have."""
