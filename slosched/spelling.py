@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names, and the message for an unknown option."""
+"""Suggestions for misspelt names, and messages for unknown options and wrong numbers."""
 
 from __future__ import annotations
 
@@ -25,3 +25,19 @@ def no_option(owner: str, text: str, known: Sequence[str]) -> str:
     if name in known:
         return f"{owner}'s option {name} has no value; write {name}=value"
     return f"{what}{meant(name, known)}; write name=value with one of {', '.join(known)}"
+
+
+def whole_number(what: str, text: str) -> int:
+    """Return the whole number that a text is; raise ValueError, which names `what`, otherwise."""
+    try:
+        return int(text)
+    except ValueError:  # what Python says of it is no message for users
+        raise ValueError(f"{what} must be a whole number, not {text!r}") from None
+
+
+def number(what: str, text: str) -> float:
+    """Return the number that a text is; raise ValueError, which names `what`, otherwise."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{what} must be a number, not {text!r}") from None

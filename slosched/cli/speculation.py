@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slosched.scheduler import PromptLookup, Speculation
+from slosched.spelling import whole_number
 
 _EXAMPLE = "ngram:4, or ngram:4,min=2,max=5"
 
@@ -37,8 +38,8 @@ def parse_lookup(text: str) -> Lookup:
             name, _, value = setting.partition("=")
             if name not in ("min", "max"):
                 raise ValueError(f"{setting!r} is neither min= nor max=")
-            given[f"{name}_ngram"] = int(value)
-        lookup = Lookup(int(count), **given)
+            given[f"{name}_ngram"] = whole_number(name, value)
+        lookup = Lookup(whole_number("the number of draft tokens", count), **given)
         lookup.speculation()
     except ValueError as error:
         raise typer.BadParameter(f"{text!r}: {error}; write {_EXAMPLE}") from error

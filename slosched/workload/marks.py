@@ -11,6 +11,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from slosched.spelling import number, whole_number
+
 _PRIORITIES_STREAM, _ADAPTERS_STREAM = 1, 2
 """Numbers used with the seed, so that each draw has its own random stream."""
 
@@ -33,7 +35,8 @@ def parse_priority(text: str) -> PriorityShare:
     """
     share_text, _, priority_text = text.partition(":")
     try:
-        share, priority = float(share_text), int(priority_text)
+        share = number("the share", share_text)
+        priority = whole_number("the priority", priority_text)
         if not 0 < share <= 1:
             raise ValueError(f"the share {share:g} is not in (0, 1]")
     except ValueError as error:
@@ -107,7 +110,8 @@ def parse_adapters(text: str, seed: int = 0) -> Adapters:
     """
     num, _, skew = text.partition(":")
     try:
-        return Adapters(int(num), float(skew or 0), seed)
+        num_adapters = whole_number("the number of adapters", num)
+        return Adapters(num_adapters, number("the skew", skew or "0"), seed)
     except ValueError as error:
         raise ValueError(
             f"{text!r} names no adapters ({error}): write NUM or NUM:SKEW, as in 8 for eight that "

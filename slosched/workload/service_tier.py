@@ -78,7 +78,7 @@ def _tier(name: str, parts: Iterable[str]) -> ServiceTier:
             case "min-share":
                 min_share = parse_share(value)
             case "on-infeasible":
-                on_infeasible = OnInfeasible(value.strip())
+                on_infeasible = _on_infeasible(value.strip())
             case "best-effort":
                 if value:
                     raise ValueError(f"best-effort stands alone, without {value.strip()!r}")
@@ -87,3 +87,13 @@ def _tier(name: str, parts: Iterable[str]) -> ServiceTier:
                 raise ValueError(f"there is no part {part!r}{meant(key, _PARTS)}")
     slo = SLO(times_s.get("ttft", math.inf), times_s.get("tpot", math.inf), times_s.get("e2e"))
     return ServiceTier(name, slo, on_infeasible, min_share)
+
+
+def _on_infeasible(text: str) -> OnInfeasible:
+    """Return the choice that a text names; raise ValueError, which lists all, if it names none."""
+    if text not in list(OnInfeasible):
+        raise ValueError(
+            f"on-infeasible must be one of {', '.join(OnInfeasible)}, not {text!r}"
+            f"{meant(text, OnInfeasible)}"
+        )
+    return OnInfeasible(text)

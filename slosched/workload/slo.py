@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from slosched.core import SLO
+from slosched.spelling import number
 
 _SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)")
@@ -115,7 +116,8 @@ def parse_tier(text: str) -> tuple[float, SLO, str | None]:
     weight, _, promise = rest.partition(":")
     ttft, _, tpot = promise.partition("/")
     try:
-        return float(weight), SLO(parse_promised(ttft), parse_promised(tpot)), name or None
+        slo = SLO(parse_promised(ttft), parse_promised(tpot))
+        return number("the weight", weight), slo, name or None
     except ValueError as error:
         raise ValueError(
             f"{text!r} is no tier ({error}): write weight:TTFT/TPOT, as in 0.5:1s/50ms, "

@@ -31,7 +31,7 @@ def test_a_tier_has_times_and_says_what_to_do_if_they_cannot_be_kept() -> None:
         ("gold=ttft:1s,ttft:2s", "two parts ttft"),
         ("gold=min-share:10", "between 0 and 1"),
         ("gold=ttft:1s,best-effort:no", "best-effort stands alone, without 'no'"),
-        ("gold=on-infeasible:drop", "'drop' is not a valid OnInfeasible"),
+        ("gold=on-infeasible:drop", "must be one of reject, relegate, serve, not 'drop'"),
     ],
 )
 def test_anything_else_is_refused_with_the_reason(text: str, complaint: str) -> None:
