@@ -53,11 +53,32 @@ class LazyCommands(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else _imported(name), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _with_its_value(error)
+            raise
+
 
 def add_summaries(app: typer.Typer) -> None:
     """Add the name and summary of every command to an app whose group is `LazyCommands`."""
     for name, summary in SUMMARIES.items():
         app.command(name, short_help=summary)(_not_imported)
+
+
+def _with_its_value(error: typer.BadParameter) -> str:
+    """Return the message on a wrong value, which it names.
+
+    Where pydantic reads the values of options, as newer versions of typer have it, typer shows what
+    pydantic says: `Input should be a valid integer, unable to parse string as an integer`.
+    """
+    found = getattr(error.__cause__, "errors", None)
+    if found is None:
+        return error.message
+    first = found()[0]
+    said, _, _ = str(first["msg"]).removeprefix("Value error, ").partition(", unable to parse")
+    return said.replace("Input should", f"{first['input']!r} should", 1)
 
 
 def _not_imported() -> None:

@@ -281,6 +281,11 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "profile --time-limit 0 -o out": ("--time-limit", "'0'"),
     "profile --load-format half -o out": ("--load-format", "'half'"),
     # the command and its options
+    "replay --rate fast": ("'--rate': 'fast' should be a valid number",),
+    "replay -n 1.5": ("'-n': '1.5' should be a valid integer",),
+    "trace make poisson -n many -o out": ("'-n': 'many' should be a valid integer",),
+    "replay --noise -1 -o ./out": ("'--noise': '-1' should be greater than or equal to 0",),
+    "replay --deadline-rule late": ("'--deadline-rule': 'late' is not one of 'envelope', 'mean",),
     "simulate": ("'simulate'",),
     "replay --polcy fcfs": ("--polcy", "--policy"),
 }
