@@ -14,7 +14,8 @@ _FULL_SPEED_S = 0.0020
 _MEMORY_S = 0.0005
 """The time of `_walk` from which on the memory counts as slow, which `_loop` does not show.
 
-A decision of `goodput` takes about twice as long as `_walk`, in quiet phases and in others.
+On a shared machine that was slow by turns a decision of `goodput` took 1.4 to 2.4 times as long as
+`_walk`, mostly 2; so a millisecond stands for half of one.  No quiet machine was at hand.
 """
 _PAUSE_S = 0.3
 

@@ -2,7 +2,7 @@
 
 Prints the table of findings.md: the requests in time of traffic with long answers in a small KV
 cache, under `goodput`, under variants that start the short prompts alone, and under `sjf`.  It
-takes some minutes.
+takes about half an hour.
 """
 
 from __future__ import annotations

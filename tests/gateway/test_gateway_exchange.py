@@ -7,6 +7,7 @@ import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -91,6 +92,20 @@ async def started(app: web.Application) -> tuple[web.AppRunner, str]:
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
+@asynccontextmanager
+async def in_front_of(*servers: Fragile) -> AsyncIterator[Gateway]:
+    """Run a gateway in front of servers."""
+    runners, urls = zip(*[await started(each.app) for each in servers], strict=True)
+    gateway = Gateway(urls, "round_robin")
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+        for runner in runners:
+            await runner.cleanup()
+
+
 async def ask(
     gateway: Gateway,
     path: str = "/v1/completions",
@@ -143,15 +158,8 @@ def code_of(body: bytes) -> str:
 def test_a_request_that_breaks_servers_breaks_no_more_than_two() -> None:
     async def play() -> tuple[tuple[int, bytes], list[int]]:
         fragile = [Fragile() for _ in range(4)]
-        runners, urls = zip(*[await started(each.app) for each in fragile], strict=True)
-        gateway = Gateway(urls, "round_robin")
-        await gateway.start()
-        try:
+        async with in_front_of(*fragile) as gateway:
             return await ask(gateway), [each.num_asked for each in fragile]
-        finally:
-            await gateway.stop()
-            for runner in runners:
-                await runner.cleanup()
 
     (status, body), num_asked = asyncio.run(play())
     assert (status, code_of(body)) == (502, "replica_failed")
@@ -200,14 +208,8 @@ def test_events_come_at_once_although_client_and_server_can_compress() -> None:
 
 def test_of_an_event_that_breaks_off_the_client_sees_nothing() -> None:
     async def play() -> tuple[int, bytes]:
-        runner, url = await started(Fragile().app)
-        gateway = Gateway([url], "round_robin")
-        await gateway.start()
-        try:
+        async with in_front_of(Fragile()) as gateway:
             return await ask(gateway, "/v1/chat/completions")
-        finally:
-            await gateway.stop()
-            await runner.cleanup()
 
     status, body = asyncio.run(play())
     first, error, done, rest = body.decode().split("\n\n")
@@ -289,14 +291,8 @@ class OddHeaders(Fragile):
 
 def test_headers_that_no_answer_should_have_go_no_further() -> None:
     async def play() -> tuple[int, bytes]:
-        runner, url = await started(OddHeaders().app)
-        gateway = Gateway([url], "round_robin")
-        await gateway.start()
-        try:
+        async with in_front_of(OddHeaders()) as gateway:
             return await ask(gateway, on_start=headers.extend)
-        finally:
-            await gateway.stop()
-            await runner.cleanup()
 
     headers: list[tuple[bytes, bytes]] = []
     assert asyncio.run(play()) == (429, b"{}")
@@ -356,15 +352,9 @@ def test_a_server_with_too_many_requests_of_a_kind_goes_on_to_get_others(
 def test_an_slo_header_that_comes_twice_is_refused() -> None:
     async def play() -> tuple[tuple[int, bytes], int]:
         fragile = Fragile()
-        runner, url = await started(fragile.app)
-        gateway = Gateway([url], "round_robin")
-        await gateway.start()
         headers = [(b"x-slo-ttft-ms", b"500"), (b"x-slo-ttft-ms", b"200")]
-        try:
+        async with in_front_of(fragile) as gateway:
             return await ask(gateway, "/v1/completions", *headers), fragile.num_asked
-        finally:
-            await gateway.stop()
-            await runner.cleanup()
 
     (status, body), num_asked = asyncio.run(play())
     assert (status, num_asked) == (400, 0)
@@ -374,15 +364,9 @@ def test_an_slo_header_that_comes_twice_is_refused() -> None:
 def test_a_compressed_body_is_told_that_none_is_taken() -> None:
     async def play() -> tuple[tuple[int, bytes], int]:
         fragile = Fragile()
-        runner, url = await started(fragile.app)
-        gateway = Gateway([url], "round_robin")
-        await gateway.start()
         content, said = zlib.compress(BODY), (b"content-encoding", b"deflate")
-        try:
+        async with in_front_of(fragile) as gateway:
             return await ask(gateway, "/v1/completions", said, content=content), fragile.num_asked
-        finally:
-            await gateway.stop()
-            await runner.cleanup()
 
     (status, body), num_asked = asyncio.run(play())
     assert (status, code_of(body), num_asked) == (415, "unsupported_encoding", 0)
@@ -391,14 +375,8 @@ def test_a_compressed_body_is_told_that_none_is_taken() -> None:
 def test_a_path_with_a_slash_at_its_end_is_an_unknown_one() -> None:
     async def play() -> tuple[tuple[int, bytes], int]:
         fragile = Fragile()
-        runner, url = await started(fragile.app)
-        gateway = Gateway([url], "round_robin")
-        await gateway.start()
-        try:
+        async with in_front_of(fragile) as gateway:
             return await ask(gateway, "/v1/completions/"), fragile.num_asked
-        finally:
-            await gateway.stop()
-            await runner.cleanup()
 
     (status, body), num_asked = asyncio.run(play())
     assert (status, code_of(body), num_asked) == (404, "not_found", 0)
@@ -462,18 +440,11 @@ class Odd(Fragile):
         return web.Response()
 
 
-async def ask_two(*odd: Odd) -> tuple[int, bytes, list[int], Gateway]:
+async def ask_two(*odd: Fragile) -> tuple[int, bytes, list[int], Gateway]:
     """Ask a gateway in front of two servers; return the answer and how often each was asked."""
-    runners, urls = zip(*[await started(each.app) for each in odd], strict=True)
-    gateway = Gateway(urls, "round_robin")
-    await gateway.start()
-    try:
+    async with in_front_of(*odd) as gateway, asyncio.timeout(30):
         status, body = await ask(gateway)
         return status, body, [each.num_asked for each in odd], gateway
-    finally:
-        await gateway.stop()
-        for runner in runners:
-            await runner.cleanup()
 
 
 @pytest.mark.parametrize("status", [101, 301, 304, 307, 600, 999])
@@ -489,7 +460,7 @@ def test_a_status_that_is_none_of_an_answer_is_a_replica_that_broke_off(status: 
 class Endless(Fragile):
     """A server that sends its answer again and again until its client goes away."""
 
-    def __init__(self, content_type: str, num_declared: int | None) -> None:
+    def __init__(self, content_type: str, num_declared: int | None = None) -> None:
         super().__init__()
         self._headers = {"content-type": content_type}
         if num_declared is not None:
@@ -504,29 +475,13 @@ class Endless(Fragile):
             await answer.write(b"data: " * 1000)
 
 
-async def ask_endless(
-    content_type: str, num_declared: int | None = None
-) -> tuple[int, bytes, list[int], Gateway]:
-    endless = [Endless(content_type, num_declared) for _ in range(2)]
-    runners, urls = zip(*[await started(each.app) for each in endless], strict=True)
-    gateway = Gateway(urls, "round_robin")
-    await gateway.start()
-    try:
-        async with asyncio.timeout(30):
-            status, body = await ask(gateway)
-        return status, body, [each.num_asked for each in endless], gateway
-    finally:
-        await gateway.stop()
-        for runner in runners:
-            await runner.cleanup()
-
-
 @pytest.mark.parametrize("num_declared", [None, 10**9])
 def test_a_server_whose_answer_is_too_long_is_a_broken_one(
     num_declared: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slosched.gateway.forward.MOST_ANSWER_BYTES", 100_000)
-    status, body, num_asked, gateway = asyncio.run(ask_endless("application/json", num_declared))
+    endless = [Endless("application/json", num_declared) for _ in range(2)]
+    status, body, num_asked, gateway = asyncio.run(ask_two(*endless))
     assert (status, code_of(body), num_asked) == (502, "replica_failed", [1, 1])
     assert "it sends more than 100000 bytes" in json.loads(body)["error"]["message"]
     assert sum(gateway.metrics.failed.values()) == 2
@@ -534,7 +489,8 @@ def test_a_server_whose_answer_is_too_long_is_a_broken_one(
 
 def test_a_stream_whose_event_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slosched.gateway.forward.MOST_ANSWER_BYTES", 100_000)
-    status, body, num_asked, _ = asyncio.run(ask_endless("text/event-stream"))
+    endless = [Endless("text/event-stream") for _ in range(2)]
+    status, body, num_asked, _ = asyncio.run(ask_two(*endless))
     error, done, rest = body.decode().split("\n\n")
     assert (status, done, rest, sum(num_asked)) == (200, "data: [DONE]", "", 1)
     assert "it sends more than 100000 bytes" in error

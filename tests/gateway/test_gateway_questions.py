@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import aiohttp
 import pytest
@@ -37,16 +37,8 @@ def quotes(*changes: Mapping[str, object]) -> str:
     return json.dumps({"object": "list", "data": data}).replace("Infinity", "1e999")
 
 
-async def why_down(pages: Mapping[str, str]) -> str:
-    """Return why a server with these pages is down; an empty text if it is up.
-
-    The server answers "Not Found" to all else, as Starlette does.
-    """
-
-    async def answer(request: web.Request) -> web.Response:
-        text = {"/v1/models": MODELS, **pages}.get(request.path)
-        return web.Response(text=text or "Not Found", status=404 if text is None else 200)
-
+async def why_down_if(answer: Callable[[web.Request], Awaitable[web.Response]]) -> str:
+    """Return why a server is down that answers every request so; an empty text if it is up."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app)
@@ -59,6 +51,19 @@ async def why_down(pages: Mapping[str, str]) -> str:
         return gateway.fleet.replicas[0].why_down
     finally:
         await runner.cleanup()
+
+
+async def why_down(pages: Mapping[str, str]) -> str:
+    """Return why a server with these pages is down; an empty text if it is up.
+
+    The server answers "Not Found" to all else, as Starlette does.
+    """
+
+    async def answer(request: web.Request) -> web.Response:
+        text = {"/v1/models": MODELS, **pages}.get(request.path)
+        return web.Response(text=text or "Not Found", status=404 if text is None else 200)
+
+    return await why_down_if(answer)
 
 
 @pytest.mark.parametrize(
@@ -103,18 +108,7 @@ async def why_down_of_redirecting(paths: Collection[str]) -> tuple[str, list[str
             asked.append(request.path)
         return web.Response(text=MODELS)
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    gateway = Gateway([f"http://127.0.0.1:{runner.addresses[0][1]}"], "least_requests")
-    try:
-        await gateway.start()
-        await gateway.stop()
-        return gateway.fleet.replicas[0].why_down, asked
-    finally:
-        await runner.cleanup()
+    return await why_down_if(answer), asked
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
