@@ -83,7 +83,7 @@ class StartsTheShort(Goodput):
 
     def _most_tokens(self, pace: Callable[[], Pace], view: SchedulerView) -> float:
         """Return the tokens of the longest prompt that may start."""
-        arrivals, output_tokens = self._worth._arrivals, self._worth.stays.mean_of_latest()
+        arrivals, output_tokens = self._arrivals.latest, self._arrivals.stays.mean_of_latest()
         if not will_be_filled(0, view.kv):
             self._flooded_since_s = math.inf
             return math.inf

@@ -143,7 +143,7 @@ def test_prompts_are_due_soon_if_a_step_of_decodes_makes_them_late() -> None:
 
 def planned(*requests: Request) -> dict[str, int]:
     policy = Goodput()
-    policy._worth.stays.watch(ended(20, 200))
+    policy._arrivals.stays.watch(ended(20, 200))
     view = view_of(requests, MODEL, limits=LIMITS)
     return dict(policy.schedule(view).num_scheduled_tokens)
 

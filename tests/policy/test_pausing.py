@@ -13,6 +13,7 @@ from slosched.batch import BatchBuilder
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
 from slosched.perfmodel import load_model
 from slosched.policy.goodput.policy import Goodput
+from slosched.policy.kit.arrivals import Arrivals
 from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import (
@@ -24,7 +25,6 @@ from slosched.policy.kit.pausing import (
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order
 from slosched.policy.kit.stays import Stays
-from slosched.policy.kit.worth import Worth
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 from slosched.workload.slo import Tiers
@@ -143,12 +143,12 @@ def test_prompts_without_time_make_a_cache_short_only_if_promises_are_alike(
     """A million tokens come in a second, and 1,500 would flood the cache within a step of 5.1 ms.
     In steps of 16 tokens there is time for fewer than 3,000 in a second."""
 
-    class Rush(Worth):
+    class Rush(Arrivals):
         def tokens_per_s(self, now_s: float) -> float:
             return 1e6
 
-    worth = Rush()
-    worth.see(
+    arrivals = Rush()
+    arrivals.see(
         [R(f"seen {i}", 11, 1.0, tpot_s=tpot_s).request() for i, tpot_s in enumerate(tpots_s)]
     )
     view = seen(R("a", 11, 1.0, out=1), R("b", 11, 1.0, out=1))
@@ -158,19 +158,7 @@ def test_prompts_without_time_make_a_cache_short_only_if_promises_are_alike(
     size = 2 * view.kv.num_blocks * view.kv.block_size
     prompts = [(R("long", size, 9.0).request(), 1.0)]
     assert is_flooded(1e6, 1.0, pace, view)
-    assert Flood(worth, 0.1).is_short_of_blocks(pace, prompts, pack, view) == is_short
-
-
-@pytest.mark.parametrize(("num_others", "are_alike"), [(0, True), (4, True), (5, False)])
-def test_promises_are_alike_if_three_quarters_ask_for_the_same_tpot(
-    num_others: int, are_alike: bool
-) -> None:
-    tpots_s = [0.1] * 12 + [0.05] * num_others
-    worth = Worth()
-    worth.see(
-        [R(f"seen {i}", 11, 1.0, tpot_s=tpot_s).request() for i, tpot_s in enumerate(tpots_s)]
-    )
-    assert worth.are_promises_alike == are_alike
+    assert Flood(arrivals, 0.1).is_short_of_blocks(pace, prompts, pack, view) == is_short
 
 
 def in_turn(prompts: Sequence[R], num_resumed: int) -> list[str]:
@@ -200,7 +188,7 @@ def test_in_a_flood_a_small_cache_serves_more_prompts_by_length_than_by_deadline
     class ByDeadline(Goodput):
         def reset(self) -> None:
             super().reset()
-            self._flood = WithoutAnOrder(self._worth, self.min_share)
+            self._flood = WithoutAnOrder(self._arrivals, self.min_share)
 
     trace = synthesize("azure_conv", num_requests=300, seed=3).scaled_to(40.0)
     trace = trace.with_slo(Tiers((SLO(5.0, 0.1),), (1.0,)))

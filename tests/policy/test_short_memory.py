@@ -156,7 +156,7 @@ def test_prompts_go_by_length_while_more_arrive_than_the_cache_holds() -> None:
     def first(prompts: list[R], num_free: int) -> str:
         view = view_of([*decodes, *prompts], HIDDEN, limits=LIMITS, num_blocks=6198 + num_free)
         policy = Goodput()
-        policy._worth.stays.watch(view.running)
+        policy._arrivals.stays.watch(view.running)
         return next(n for n in policy.schedule(view).num_scheduled_tokens if n.startswith("p"))
 
     assert first(prompts, 5000) == "p0"  # all fit

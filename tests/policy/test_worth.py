@@ -10,6 +10,7 @@ import pytest
 from views import R, flat_model, view_of
 
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
+from slosched.policy.kit.arrivals import Arrivals
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.unkeepable import Kept, split_unkeepable
 from slosched.policy.kit.worth import Worth
@@ -34,6 +35,13 @@ def arrivals(num: int, tokens: int, share_hasty: float, ttft_s: float = 1.0) -> 
     ]
 
 
+def worth_of(view: SchedulerView) -> Worth:
+    """Return what judges once those that wait have arrived."""
+    seen = Arrivals()
+    seen.see(view.waiting)
+    return Worth(seen)
+
+
 def chosen(
     waiting: list[Request],
     rule: DeadlineRule = DeadlineRule.TBT,
@@ -43,8 +51,7 @@ def chosen(
     limits = Limits(deadline_rule=rule)
     view: SchedulerView = view_of([*of, *waiting], MODEL, now_s=NOW_S, limits=limits)
     pace = Pace.of(view.running, MODEL, NOW_S)
-    worth = Worth()
-    worth.see(view.waiting)
+    worth = worth_of(view)
     worth.judge(pace, view.running, view)
     return worth.kept(pace, MODEL, lambda _: 1.0).tpot_s
 
@@ -111,50 +118,31 @@ def test_too_few_arrivals_say_nothing() -> None:
 
 
 def test_it_is_judged_only_when_requests_arrive() -> None:
-    worth, view = Worth(), view_of([*decodes(), *arrivals(40, 400, 0.1)], MODEL, now_s=NOW_S)
-    pace = Pace.of(view.running, MODEL, NOW_S)
+    seen, view = Arrivals(), view_of([*decodes(), *arrivals(40, 400, 0.1)], MODEL, now_s=NOW_S)
+    worth, pace = Worth(seen), Pace.of(view.running, MODEL, NOW_S)
     assert worth.is_known_of(pace)
-    worth.see(view.waiting)
+    seen.see(view.waiting)
     assert not worth.is_known_of(pace)
     worth.judge(pace, view.running, view)
-    worth.see(view.waiting)
+    seen.see(view.waiting)
     assert worth.is_known_of(pace)
 
 
 def test_one_tpot_of_decodes_and_arrivals_leaves_no_choice() -> None:
     view = view_of([*decodes()[:2], *arrivals(40, 400, 1.0)], MODEL, now_s=NOW_S)
-    worth, pace = Worth(), Pace.of(view.running, MODEL, NOW_S)
-    worth.see(view.waiting)
+    seen, pace = Arrivals(), Pace.of(view.running, MODEL, NOW_S)
+    worth = Worth(seen)
+    seen.see(view.waiting)
     assert worth.is_known_of(pace)
-    worth.see(arrivals(41, 400, 0.9)[-1:])
+    seen.see(arrivals(41, 400, 0.9)[-1:])
     assert not worth.is_known_of(pace)
-
-
-def test_who_was_sent_earlier_but_is_queued_later_has_arrived_too() -> None:
-    """A server has read a long prompt when a short one that came later already waits.  And where
-    the clock was set back, all that arrive seem to have come earlier."""
-    worth = Worth()
-    short, long, last = [
-        Request(name, at_s, 100, 9) for name, at_s in zip("abc", (3, 2, 1), strict=True)
-    ]
-    assert worth.see([short]) == [short]
-    assert worth.see([short, long]) == [long]
-    assert worth.see([long, last]) == [last]
-    assert worth.see([long, last]) == []
-
-
-def test_all_of_a_burst_have_arrived_though_the_latest_tell_what_comes() -> None:
-    worth, burst = Worth(), arrivals(100, 400, 0.1)
-    assert len(worth.see(burst)) == 100
-    assert worth.see(burst[:20]) == []
 
 
 def judged(waiting: list[Request], num_decodes: int, output_tokens: int) -> tuple[Worth, Pace]:
     """Return what is worth it, and the pace, once 20 requests have ended with so many tokens."""
     of = [R(f"d{i}", 11, 9.0, tpot_s=(0.010, 0.050)[i % 2], out=1) for i in range(num_decodes)]
     view = view_of([*of, *waiting], MODEL, now_s=NOW_S)
-    worth, pace = Worth(), Pace.of(view.running, MODEL, NOW_S)
-    worth.see(view.waiting)
+    worth, pace = worth_of(view), Pace.of(view.running, MODEL, NOW_S)
     for ended in waiting[:20]:
         ended.num_output_tokens, ended.end_reason = output_tokens, EndReason.LENGTH
         ended.end_s = NOW_S
@@ -178,7 +166,9 @@ def test_no_tpot_is_held_any_more_once_there_was_no_choice() -> None:
     worth, held = judged(arrivals(40, 200, 0.5), num_decodes=200, output_tokens=10)
     assert held.tpot_s == 0.010
     of = [R(f"d{i}", 11, 9.0, tpot_s=0.050, out=1) for i in range(200)]
-    worth.see([replace(r, request_id=f"later {r.request_id}") for r in arrivals(64, 200, 0.0)])
+    worth._arrivals.see(
+        [replace(r, request_id=f"later {r.request_id}") for r in arrivals(64, 200, 0.0)]
+    )
     assert worth.is_known_of(Pace.of(view_of(of, MODEL, now_s=NOW_S).running, MODEL, NOW_S))
     of += [R(f"e{i}", 11, 9.0, tpot_s=0.010, out=1) for i in range(50)]
     pace = Pace.of(view_of(of, MODEL, now_s=NOW_S).running, MODEL, NOW_S)
@@ -201,8 +191,7 @@ def test_a_tpot_that_lets_too_few_requests_through_in_the_long_run_is_not_kept(
 def test_of_the_tpots_of_arrivals_no_decode_has_to_ask_for_the_smallest() -> None:
     of = [R(f"d{i}", 11, 9.0, tpot_s=0.050, out=1) for i in range(200)]
     view = view_of([*of, *(waiting := arrivals(40, 200, 0.5))], MODEL, now_s=NOW_S)
-    worth, pace = Worth(), Pace.of(view.running, MODEL, NOW_S)
-    worth.see(view.waiting)
+    worth, pace = worth_of(view), Pace.of(view.running, MODEL, NOW_S)
     for ended in waiting[:20]:
         ended.num_output_tokens, ended.end_reason = 10, EndReason.LENGTH
         ended.end_s = NOW_S

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from slosched.batch import BatchBuilder
 from slosched.core import DeadlineRule, DecodeGroup, LatencyModel, Request, SchedulerView, tunable
+from slosched.policy.kit.arrivals import Arrivals
 from slosched.policy.kit.checks import check_part, check_positive_share, check_share
 from slosched.policy.kit.chunks import beside_decodes, in_chunks_like
 from slosched.policy.kit.deferred import add_without_preempting
@@ -22,6 +23,7 @@ from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, best_order
 from slosched.policy.kit.shortage import Shortage
+from slosched.policy.kit.too_long import TooLong
 from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
 from slosched.policy.kit.while_ahead import limit_while_ahead_s
 from slosched.policy.kit.worth import Worth
@@ -70,9 +72,11 @@ class GoodputParts:
     def reset(self) -> None:
         self._margin = self.margin
         """The share of a TPOT that is left under the deadline rule."""
-        self._worth = self.worth_class()
-        self._flood = Flood(self._worth, self.min_share)
-        self._late_gaps = LateGaps(self._worth.stays)
+        self._arrivals = Arrivals()
+        self._worth = self.worth_class(self._arrivals)
+        self._flood = Flood(self._arrivals, self.min_share)
+        self._late_gaps = LateGaps(self._arrivals.stays)
+        self._too_long = TooLong(self._arrivals)
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
         """Return an empty step."""
@@ -124,6 +128,8 @@ class GoodputParts:
         kept = self._worth.least
         prompts, hopeless = split_unkeepable(shortage.prompts, shortage.view, kept)
         order = best_order(prompts, shortage.supply, self.fairness, self.ageing)
+        if not (self.fairness or self.ageing):
+            order = self._too_long.last(order, shortage.pace, shortage.view)
         return behind_others(order, hopeless)
 
     def spread(

@@ -151,7 +151,7 @@ class Goodput(GoodputParts, PlansBesideDecodes, ForeseesDecodes):
         """Take in the deadline rule and the requests that have arrived; note which to reject."""
         is_cautious = view.limits.deadline_rule is DeadlineRule.TBT
         self._margin = self.margin * (_BESIDE_CAUTION if is_cautious else 1.0)
-        self._unkeepable += unkeepable(self._worth.see(view.waiting), view)
+        self._unkeepable += unkeepable(self._arrivals.see(view.waiting), view)
 
     def _without_unkeepable(self, batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
         """Reject the new requests whose TPOT can never be kept; return the view without them."""
@@ -171,7 +171,7 @@ class Goodput(GoodputParts, PlansBesideDecodes, ForeseesDecodes):
         view = without_rejected(batch, view)
         if prompts:
             make_way(batch, view, (request for request, _ in prompts))
-            if self._worth.are_promises_alike:
+            if self._arrivals.are_promises_alike:
                 lend(batch, view, prompts, decodes)
         if batch.preempted:
             view = replace(view, running=_staying(view.running, batch))

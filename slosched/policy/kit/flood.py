@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slosched.core import Request, SchedulerView
+from slosched.policy.kit.arrivals import Arrivals
 from slosched.policy.kit.memory import are_few, has_time_for_freed, lacks_blocks
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, tokens_per_s_beside
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Timed
-from slosched.policy.kit.worth import Worth
 
 
 @dataclass
 class Flood:
     """Tells whether KV blocks are short, and in what order prompts then get them."""
 
-    worth: Worth
-    """It knows how many prompt tokens arrive in a second, and how many tokens requests emit."""
+    arrivals: Arrivals
+    """They tell how many prompt tokens arrive in a second, and how many tokens requests emit."""
     min_share: float
     """Least share of the device that prompts have."""
 
@@ -37,14 +37,14 @@ class Flood:
             return False
         if are_few(num_free, view):
             return True
-        arriving = self.worth.tokens_per_s(view.now_s)
-        if not self.worth.are_promises_alike:
+        arriving = self.arrivals.tokens_per_s(view.now_s)
+        if not self.arrivals.are_promises_alike:
             arriving = min(arriving, tokens_per_s_beside(pace, view, self.min_share))
         return self._is_rising(arriving, pace, view)
 
     def has_time_for_freed(self, pace: Pace, limit_s: float, view: SchedulerView) -> bool:
         """Tell whether a step as long as `limit_s` has time for the prompts that find blocks."""
-        stay_tokens = self.worth.stays.mean_tokens(view.now_s)
+        stay_tokens = self.arrivals.stays.mean_tokens(view.now_s)
         return has_time_for_freed(pace, limit_s, stay_tokens, view)
 
     def in_turn(
@@ -56,10 +56,10 @@ class Flood:
         fairness: float,
     ) -> list[Request]:
         """Return the prompts in the order in which they get blocks that are too few for all."""
-        if self._is_rising(self.worth.tokens_per_s(view.now_s), pace, view):
+        if self._is_rising(self.arrivals.tokens_per_s(view.now_s), pace, view):
             return in_turn_for_blocks(order, prompts, pace, view, fairness)
         return [*order.in_time, *order.late]
 
     def _is_rising(self, tokens_per_s: float, pace: Pace, view: SchedulerView) -> bool:
         """Tell whether so many tokens of prompts are more than decodes make room for."""
-        return is_flooded(tokens_per_s, self.worth.stays.mean_tokens(view.now_s), pace, view)
+        return is_flooded(tokens_per_s, self.arrivals.stays.mean_tokens(view.now_s), pace, view)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from slosched.core import DeadlineRule, LatencyModel, Request, SchedulerView, latest_first
+from slosched.core import DeadlineRule, LatencyModel, Request, SchedulerView
+from slosched.policy.kit.arrivals import Arrivals, num_through
 from slosched.policy.kit.chunks import Chunk, chunks_beside, in_a_tpot
 from slosched.policy.kit.long_steps import tokens_per_s_in_turns
 from slosched.policy.kit.pace import Pace, stay_tokens
-from slosched.policy.kit.stays import Stays
-from slosched.policy.kit.steady import Steady
 from slosched.policy.kit.unkeepable import Kept
 
-_NUM_ARRIVALS = 64
-"""Latest arrivals that stand for those to come."""
-_LEAST_ARRIVALS = 16
-"""Arrivals before which every TPOT that can be kept is kept."""
-_NEARLY_ALL = 0.75
-"""Share of the arrivals whose promise is that of nearly all."""
 _MOST_TIERS = 8
 """TPOTs that are weighed; of more, so many quantiles are, and then some beside the best."""
 _LEAST_GAIN = 1.02
@@ -30,17 +21,6 @@ _UNUSED_TTFT = 0.9
 the tokens after it have that time, too."""
 _LEAST_STAY_TOKENS = 20.0
 """Least number of tokens that this time is divided among."""
-
-
-class _Arrival(NamedTuple):
-    arrival_s: float
-    num_tokens: int
-    """Tokens of its prompt that were to be computed when it arrived."""
-    num_cached_tokens: int
-    """Its others, which were in the KV cache."""
-    tpot_s: float
-    """The TPOT that it asks for; infinite if it asks for one token alone."""
-    ttft_s: float
 
 
 class Worth:
@@ -65,64 +45,35 @@ class Worth:
     it seems to cost nothing.
     """
 
-    def __init__(self) -> None:
-        self.stays = Stays()
-        self._arrivals: deque[_Arrival] = deque(maxlen=_NUM_ARRIVALS)
-        self._is_new = False
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._num_seen = 0
+        """Arrivals of which all were taken into account."""
         self.least = Kept()
         """The smallest TPOT that is kept."""
         self._is_held = False
         """Whether it is kept even if there are too many decodes for it now."""
-
-    def see(self, waiting: Sequence[Request]) -> Sequence[Request]:
-        """Take in the requests that have arrived, and return them, the latest first.
-
-        They came to wait after those that were seen before.  Their times do not tell: a server
-        takes longer to read a long prompt, so that it is queued behind others that were sent later.
-        """
-        new: list[Request] = []
-        for request in latest_first(waiting):
-            if request.num_preemptions or self.stays.has_seen(request):
-                break
-            new.append(request)
-        if new:
-            self._is_new = True
-            self._arrivals.extend(map(_arrival, reversed(new)))
-            self.stays.watch(new)
-        return new
-
-    def tokens_per_s(self, now_s: float) -> float:
-        """Return the prompt tokens that have arrived lately in a second; 0 while that is unknown.
-
-        They are those that were not cached when they arrived.
-        """
-        arrivals = self._arrivals
-        if len(arrivals) < _LEAST_ARRIVALS or now_s <= arrivals[0].arrival_s:
-            return 0.0
-        return sum([a.num_tokens for a in arrivals]) / (now_s - arrivals[0].arrival_s)
-
-    @property
-    def are_promises_alike(self) -> bool:
-        """Tell whether nearly all of the latest arrivals ask for the same TPOT."""
-        num_by_tpot_s = Counter(a.tpot_s for a in self._arrivals)
-        return max(num_by_tpot_s.values(), default=0) >= _NEARLY_ALL * len(self._arrivals)
 
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.
 
         A TPOT for which all decodes and the latest arrivals ask is worth keeping.
         """
-        if self._is_new and len({t for t, _ in pace.tiers}.union(self._tpots_s())) < 2:
-            self._is_new, self._is_held, self.least = False, False, Kept()
-        return not self._is_new
+        num_seen = self._arrivals.num_seen
+        if num_seen == self._num_seen:
+            return True
+        if len({t for t, _ in pace.tiers}.union(self._arrivals.tpots_s())) > 1:
+            return False
+        self._num_seen, self._is_held, self.least = num_seen, False, Kept()
+        return True
 
     def judge(self, pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> None:
         """Choose the TPOT anew if requests have arrived since it was chosen."""
-        if not self._is_new:
+        num_seen = self._arrivals.num_seen
+        if num_seen == self._num_seen:
             return
-        self._is_new = self._is_held = False
-        self.least = Kept()
-        if len(self._arrivals) < _LEAST_ARRIVALS or view.now_s <= self._arrivals[0].arrival_s:
+        self._num_seen, self._is_held, self.least = num_seen, False, Kept()
+        if not self._arrivals.span_s(view.now_s):
             return
         spare = 0.0
         if view.limits.deadline_rule is DeadlineRule.ENVELOPE:
@@ -150,19 +101,10 @@ class Worth:
 
     def _best_in_the_long_run(self, view: SchedulerView, spare: float) -> float:
         """Return the TPOT at which most are good in a steady state; 0 if that is not known."""
-        output_tokens = self.stays.mean_of_latest()
-        if not output_tokens:
+        steady = self._arrivals.steady(view)
+        if steady is None:
             return 0.0
-        arrivals, limits = self._arrivals, view.limits
-        steady = Steady(
-            max(1.0, sum([a.num_tokens for a in arrivals]) / len(arrivals)),
-            output_tokens,
-            view.model,
-            limits.max_num_batched_tokens,
-            has_long_steps=limits.deadline_rule is not DeadlineRule.TBT,
-            cached_tokens=sum([a.num_cached_tokens for a in arrivals]) / len(arrivals),
-        )
-        return self._best(self._tpots_s(), steady.tokens_per_s, view.now_s, spare)
+        return self._best(self._arrivals.tpots_s(), steady.tokens_per_s, view.now_s, spare)
 
     def _best_beside(self, pace: Pace, view: SchedulerView, spare: float) -> float:
         """Return the TPOT, of those that can be kept now, at which most requests are good.
@@ -196,13 +138,12 @@ class Worth:
         `tokens_per_s` tells how many prompt tokens go through.  At `all_at_s` no arrival is late
         for its TPOT.  Returns 0 if none is good at any.
         """
-        lengths = sorted(a.num_tokens for a in self._arrivals)
-        span_s = now_s - self._arrivals[0].arrival_s
+        lengths, span_s = self._arrivals.lengths(), self._arrivals.span_s(now_s)
 
         def shares(place: int) -> tuple[float, float]:
             """Return the share of prompts that go through, and the share that is good."""
             tpot_s = tpots_s[place]
-            through = _num_through(lengths, tokens_per_s(tpot_s) * span_s) / len(lengths)
+            through = num_through(lengths, tokens_per_s(tpot_s) * span_s) / len(lengths)
             kept = self._share_kept(Kept(tpot_s, spare)) if tpot_s > all_at_s else 1.0
             return through, through * kept
 
@@ -225,18 +166,8 @@ class Worth:
 
     def _share_kept(self, kept: Kept) -> float:
         """Return the share of the latest arrivals whose TPOT is kept."""
-        return sum(kept.includes(a.tpot_s, a.ttft_s) for a in self._arrivals) / len(self._arrivals)
-
-    def _tpots_s(self) -> list[float]:
-        """Return the TPOTs for which the latest arrivals ask, sorted."""
-        return sorted({a.tpot_s for a in self._arrivals if a.tpot_s < math.inf})
-
-
-def _arrival(request: Request) -> _Arrival:
-    slo = request.slo
-    tpot_s = slo.tpot_s if request.max_tokens > 1 else math.inf
-    num_tokens, num_cached = request.num_uncomputed_tokens, request.num_computed_tokens
-    return _Arrival(request.arrival_s, num_tokens, num_cached, tpot_s, slo.ttft_s)
+        latest = self._arrivals.latest
+        return sum(kept.includes(a.tpot_s, a.ttft_s) for a in latest) / len(latest)
 
 
 def _spread(num: int) -> Sequence[int]:
@@ -254,14 +185,3 @@ def _long_chunks(
     if rule is DeadlineRule.TBT or max_tokens <= 0:
         return ()
     return chunks_beside(model, pace.shape, pace.all_s, max_tokens)
-
-
-def _num_through(lengths: Iterable[int], tokens: float) -> int:
-    """Return how many prompts, the shortest first, have no more than `tokens` together."""
-    num = 0
-    for length in lengths:
-        tokens -= length
-        if tokens < 0:
-            break
-        num += 1
-    return num

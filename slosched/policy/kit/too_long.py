@@ -1,0 +1,88 @@
+"""Prompts that are too long to be served while more arrive than there is time for."""
+
+from __future__ import annotations
+
+import math
+
+from slosched.core import RequestStatus, SchedulerView
+from slosched.policy.kit.arrivals import Arrivals, num_through
+from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.punctual import Order
+
+_STALE = 0.1
+"""Share of the time in which the latest requests came after which the answer is looked for anew."""
+_MOST_TRIED = 4
+"""Mean prompts for which the speed of the device is asked."""
+
+
+class TooLong:
+    """Tells which prompts are longer than there is time for in the long run.
+
+    If more prompts arrive than the device has time for, the most requests are good if it serves
+    the shortest of them.  Who plans the prompts that wait now, and no others, gives up those that
+    are longest for the time that is left, and serves a long one as soon as there is a gap for it,
+    although it takes the place of several short ones that have yet to come.  All the others then
+    wait until they are due, and have no time to spare.
+
+    The latest arrivals tell which lengths come.  The shortest of them go through for which the
+    device has time if as many requests end as start (`Steady`): at the TPOT that steps keep now,
+    and with prompts as long as the mean of these.  So it is asked for all of them first, then for
+    those that go through at that speed, and so on.
+    """
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._num_seen = 0
+        self._fresh_until_s = -math.inf
+        self._most_tokens = math.inf
+
+    def last(self, order: Order, pace: Pace, view: SchedulerView) -> Order:
+        """Return the order with the prompts that are too long behind the others in time.
+
+        Those that have begun, or were preempted, stay in their places.
+        """
+        most_tokens = self.most_tokens(pace, view)
+        if most_tokens == math.inf:
+            return order
+        too_long = {
+            r.request_id
+            for r in order.in_time
+            if r.num_uncomputed_tokens > most_tokens
+            and r.status is RequestStatus.WAITING
+            and not r.num_preemptions
+        }
+        if not too_long:
+            return order
+        return Order(
+            [r for r in order.in_time if r.request_id not in too_long],
+            [*(r for r in order.in_time if r.request_id in too_long), *order.late],
+        )
+
+    def most_tokens(self, pace: Pace, view: SchedulerView) -> float:
+        """Return the tokens of the longest prompt for which there is time; infinite if for all.
+
+        It is looked for anew whenever requests have arrived, or none has for a while.
+        """
+        num_seen, now_s = self._arrivals.num_seen, view.now_s
+        if num_seen != self._num_seen or now_s >= self._fresh_until_s:
+            span_s = self._arrivals.span_s(now_s)
+            self._num_seen, self._fresh_until_s = num_seen, now_s + _STALE * span_s
+            self._most_tokens = self._longest(pace, view, span_s) if span_s else math.inf
+        return self._most_tokens
+
+    def _longest(self, pace: Pace, view: SchedulerView, span_s: float) -> float:
+        lengths = self._arrivals.lengths()
+        tpots_s = [pace.tpot_s] if pace.tpot_s < math.inf else self._arrivals.tpots_s()
+        tpot_s = tpots_s[0] if tpots_s else math.inf
+        num = len(lengths)
+        for _ in range(_MOST_TRIED):
+            steady = self._arrivals.steady(view, sum(lengths[:num]) / num)
+            if steady is None:
+                return math.inf
+            before, num = num, num_through(lengths, steady.tokens_per_s(tpot_s) * span_s)
+            if num == len(lengths):
+                return math.inf
+            num = max(1, num)
+            if num == before:
+                break
+        return lengths[num - 1]
