@@ -190,7 +190,7 @@ def test_in_a_flood_a_small_cache_serves_more_prompts_by_length_than_by_deadline
             super().reset()
             self._flood = WithoutAnOrder(self._arrivals, self.min_share)
 
-    trace = synthesize("azure_conv", num_requests=300, seed=3).scaled_to(40.0)
+    trace = synthesize("azure_conv", num_requests=600, seed=3).scaled_to(40.0)
     trace = trace.with_slo(Tiers((SLO(5.0, 0.1),), (1.0,)))
     config = SimulationConfig(Limits(), num_blocks=1700)
     model = load_model("h100/llama-3.1-8b")

@@ -165,7 +165,7 @@ def test_prompts_go_by_length_while_more_arrive_than_the_cache_holds() -> None:
 
 
 def test_a_small_cache_serves_more_when_it_is_filled_no_faster_than_it_is_emptied() -> None:
-    """In an eighth of an H100's cache, against the same policy that thinks of time alone."""
+    """In a fourteenth of an H100's cache, against the same policy that thinks of time alone."""
 
     class BlindToMemory(Goodput):
         def spread(self, *_: object) -> None:
@@ -174,9 +174,9 @@ def test_a_small_cache_serves_more_when_it_is_filled_no_faster_than_it_is_emptie
         def take_freed(self, shortage: Shortage, pack: PromptPack) -> bool:
             return False
 
-    trace = synthesize("azure_conv", num_requests=500, seed=4).scaled_to(28.0)
-    trace = trace.with_slo(Tiers((SLO(1.0, 0.05),), (1.0,)))
-    config = SimulationConfig(Limits(), num_blocks=3382)
+    trace = synthesize("azure_conv", num_requests=900, seed=7).scaled_to(20.0)
+    trace = trace.with_slo(Tiers((SLO(2.0, 0.05),), (1.0,)))
+    config = SimulationConfig(Limits(), num_blocks=2000)
     model = load_model("h100/llama-3.1-8b")
     ours = num_good(Goodput(), trace, model, config)
-    assert ours > num_good(BlindToMemory(), trace, model, config)
+    assert ours > 1.1 * num_good(BlindToMemory(), trace, model, config)
