@@ -125,11 +125,11 @@ class GoodputParts:
 
     def order(self, shortage: Shortage) -> Order:
         """Return which prompts are in time, which are late, and in what order they run."""
-        kept = self._worth.least
-        prompts, hopeless = split_unkeepable(shortage.prompts, shortage.view, kept)
+        view, pace, kept = shortage.view, shortage.pace, self._worth.least
+        prompts, hopeless = split_unkeepable(shortage.prompts, view, kept)
         order = best_order(prompts, shortage.supply, self.fairness, self.ageing)
-        if not (self.fairness or self.ageing):
-            order = self._too_long.last(order, shortage.pace, shortage.view)
+        if not (self.fairness or self.ageing or self._flood.may_long_start(pace, view)):
+            order = self._too_long.last(order, pace, view, kept)
         return behind_others(order, hopeless)
 
     def spread(

@@ -13,6 +13,8 @@ from slosched.policy.kit.steady import Steady
 
 _NUM_ARRIVALS = 64
 """Latest arrivals that stand for those to come."""
+_NUM_LONGER = 256
+"""Latest arrivals that tell what lasts."""
 _LEAST_ARRIVALS = 16
 """Arrivals before which nothing is said of those to come."""
 _NEARLY_ALL = 0.75
@@ -30,6 +32,7 @@ class Arrival(NamedTuple):
     tpot_s: float
     """The TPOT that it asks for; infinite if it asks for one token alone."""
     ttft_s: float
+    is_best_effort: bool
 
 
 class Arrivals:
@@ -38,6 +41,8 @@ class Arrivals:
     def __init__(self) -> None:
         self.stays = Stays()
         self.latest: deque[Arrival] = deque(maxlen=_NUM_ARRIVALS)
+        self.longer: deque[Arrival] = deque(maxlen=_NUM_LONGER)
+        """The same and others before them, for what lasts."""
         self.num_seen = 0
         """Requests that have arrived so far."""
 
@@ -54,7 +59,9 @@ class Arrivals:
             new.append(request)
         if new:
             self.num_seen += len(new)
-            self.latest.extend(map(_arrival, reversed(new)))
+            arrived = [_arrival(request) for request in reversed(new)]
+            self.latest.extend(arrived)
+            self.longer.extend(arrived)
             self.stays.watch(new)
         return new
 
@@ -122,4 +129,6 @@ def _arrival(request: Request) -> Arrival:
     slo = request.slo
     tpot_s = slo.tpot_s if request.max_tokens > 1 else math.inf
     num_tokens, num_cached = request.num_uncomputed_tokens, request.num_computed_tokens
-    return Arrival(request.arrival_s, num_tokens, num_cached, tpot_s, slo.ttft_s)
+    return Arrival(
+        request.arrival_s, num_tokens, num_cached, tpot_s, slo.ttft_s, request.is_best_effort
+    )

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from slosched.core import Request, SchedulerView
 from slosched.policy.kit.arrivals import Arrivals
-from slosched.policy.kit.memory import are_few, has_time_for_freed, lacks_blocks
+from slosched.policy.kit.memory import are_few, has_time_for_freed, lacks_blocks, will_be_filled
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, tokens_per_s_beside
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Timed
+
+_MOST_PAUSED = 0.5
+"""Share of the cache that paused requests would fill, up to which long prompts may start."""
 
 
 @dataclass
@@ -59,6 +62,18 @@ class Flood:
         if self._is_rising(self.arrivals.tokens_per_s(view.now_s), pace, view):
             return in_turn_for_blocks(order, prompts, pace, view, fairness)
         return [*order.in_time, *order.late]
+
+    def may_long_start(self, pace: Pace, view: SchedulerView) -> bool:
+        """Tell whether long prompts may take blocks that are short.
+
+        They may as long as the requests that were paused for prompts would fill a small part of the
+        cache.  While they would fill more, there is hardly time to compute them anew.
+        """
+        kv, tokens_per_s = view.kv, self.arrivals.tokens_per_s(view.now_s)
+        if not will_be_filled(0, kv) or not self._is_rising(tokens_per_s, pace, view):
+            return False
+        paused = [r.num_tokens for r in (*view.waiting, *view.swapped) if r.num_output_tokens]
+        return sum(paused) <= _MOST_PAUSED * kv.num_blocks * kv.block_size
 
     def _is_rising(self, tokens_per_s: float, pace: Pace, view: SchedulerView) -> bool:
         """Tell whether so many tokens of prompts are more than decodes make room for."""

@@ -45,14 +45,14 @@ class Stays:
         self._taken_s = -math.inf
         """When the mean was taken."""
         self._latest: dict[str, Request | _Ended] = {}
-        """The latest arrivals by request id, the earliest first."""
+        """The latest arrivals with a promise by request id, the earliest first: others make way."""
 
     def watch(self, arrived: Sequence[Request]) -> None:
         """Follow requests until they end."""
         if not arrived:
             return
         self._watched.update((request.request_id, request) for request in arrived)
-        self._latest.update((request.request_id, request) for request in reversed(arrived))
+        self._latest.update((r.request_id, r) for r in reversed(arrived) if not r.is_best_effort)
         for request_id in list(islice(self._latest, max(0, len(self._latest) - _NUM_LATEST))):
             del self._latest[request_id]
         if len(self._watched) >= self._sweep_at:

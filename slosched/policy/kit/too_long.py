@@ -8,9 +8,12 @@ from slosched.core import RequestStatus, SchedulerView
 from slosched.policy.kit.arrivals import Arrivals, num_through
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.punctual import Order
+from slosched.policy.kit.unkeepable import Kept
 
 _STALE = 0.1
 """Share of the time in which the latest requests came after which the answer is looked for anew."""
+_LEAST_SERVED = 16
+"""Latest requests to be served, at least, that tell which lengths come."""
 _MOST_TRIED = 4
 """Mean prompts for which the speed of the device is asked."""
 
@@ -36,12 +39,12 @@ class TooLong:
         self._fresh_until_s = -math.inf
         self._most_tokens = math.inf
 
-    def last(self, order: Order, pace: Pace, view: SchedulerView) -> Order:
+    def last(self, order: Order, pace: Pace, view: SchedulerView, kept: Kept) -> Order:
         """Return the order with the prompts that are too long behind the others in time.
 
         Those that have begun, or were preempted, stay in their places.
         """
-        most_tokens = self.most_tokens(pace, view)
+        most_tokens = self.most_tokens(pace, view, kept)
         if most_tokens == math.inf:
             return order
         too_long = {
@@ -58,24 +61,33 @@ class TooLong:
             [*(r for r in order.in_time if r.request_id in too_long), *order.late],
         )
 
-    def most_tokens(self, pace: Pace, view: SchedulerView) -> float:
+    def most_tokens(self, pace: Pace, view: SchedulerView, kept: Kept) -> float:
         """Return the tokens of the longest prompt for which there is time; infinite if for all.
 
-        It is looked for anew whenever requests have arrived, or none has for a while.
+        Best effort, and who asks for a TPOT that is not `kept`, goes last and takes no time.  It is
+        looked for anew whenever requests have arrived, or none has for a while.
         """
         num_seen, now_s = self._arrivals.num_seen, view.now_s
         if num_seen != self._num_seen or now_s >= self._fresh_until_s:
-            span_s = self._arrivals.span_s(now_s)
+            span_s = now_s - self._arrivals.longer[0].arrival_s if self._arrivals.longer else 0.0
             self._num_seen, self._fresh_until_s = num_seen, now_s + _STALE * span_s
-            self._most_tokens = self._longest(pace, view, span_s) if span_s else math.inf
+            self._most_tokens = self._longest(pace, view, kept, span_s) if span_s > 0 else math.inf
         return self._most_tokens
 
-    def _longest(self, pace: Pace, view: SchedulerView, span_s: float) -> float:
-        lengths = self._arrivals.lengths()
-        tpots_s = [pace.tpot_s] if pace.tpot_s < math.inf else self._arrivals.tpots_s()
-        tpot_s = tpots_s[0] if tpots_s else math.inf
+    def _longest(self, pace: Pace, view: SchedulerView, kept: Kept, span_s: float) -> float:
+        served = [
+            a
+            for a in self._arrivals.longer
+            if not a.is_best_effort and (kept.spare or kept.includes(a.tpot_s, a.ttft_s))
+        ]
+        lengths = sorted([a.num_tokens for a in served])
+        tpot_s = (
+            min([pace.tpot_s, *(a.tpot_s for a in served)])
+            if pace.tpot_s == math.inf
+            else pace.tpot_s
+        )
         num = len(lengths)
-        for _ in range(_MOST_TRIED):
+        for _ in range(_MOST_TRIED if num else 0):
             steady = self._arrivals.steady(view, sum(lengths[:num]) / num)
             if steady is None:
                 return math.inf
