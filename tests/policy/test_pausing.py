@@ -161,6 +161,28 @@ def test_prompts_without_time_make_a_cache_short_only_if_promises_are_alike(
     assert Flood(arrivals, 0.1).is_short_of_blocks(pace, prompts, pack, view) == is_short
 
 
+@pytest.mark.parametrize(
+    ("num_paused", "num_free", "may"), [(5, 0, True), (6, 0, False), (5, 60, False)]
+)
+def test_long_prompts_start_in_a_flood_while_few_requests_are_paused(
+    num_paused: int, num_free: int, may: bool
+) -> None:
+    """Half of the cache holds 50 tokens, ten for each paused request; more of it is filled."""
+
+    class Rush(Arrivals):
+        def tokens_per_s(self, now_s: float) -> float:
+            return 1e6
+
+    paused = [R(f"paused {i}", 10, 1.0).request() for i in range(num_paused)]
+    for request in paused:
+        request.num_prompt_tokens, request.num_output_tokens = 9, 1
+    view = view_of(
+        [R("a", 100 - num_free, 1.0, out=1), *paused], MODEL, num_blocks=100, block_size=1
+    )
+    pace = Pace.of(view.running, MODEL, 0.0)
+    assert Flood(Rush(), 0.1).may_long_start(pace, view) == may
+
+
 def in_turn(prompts: Sequence[R], num_resumed: int) -> list[str]:
     """Return the names in turn; the first of `prompts` have emitted a token and were paused."""
     timed = [(p.request(), MODEL.predict_prefill(p.tokens)) for p in prompts]

@@ -134,12 +134,13 @@ def test_in_an_overload_more_requests_are_good_if_those_that_are_too_long_go_las
         def last(self, order: Order, *_: object) -> Order:
             return order
 
-    trace = synthesize("azure_conv", num_requests=800, seed=3).scaled_to(50.0)
-    trace = trace.with_slo(Tiers((SLO(5.0, 0.05), SLO(2.0, 0.02)), (0.5, 0.5)))
+    trace = synthesize("azure_conv", num_requests=800, seed=3).scaled_to(46.0)
+    slos = tuple(SLO(2.0, tpot_s) for tpot_s in (0.010, 0.015, 0.025, 0.050))
+    trace = trace.with_slo(Tiers(slos, (0.25,) * 4))
     config = SimulationConfig(Limits(deadline_rule=DeadlineRule.ENVELOPE), num_blocks=27_000)
-    model = load_model("h100/llama-3.1-8b")
+    model = load_model("h200/llama-3.1-8b")
     ours = num_good(Goodput(), trace, model, config)
-    assert ours > num_good(ServesLongOnes(), trace, model, config) + 15
+    assert ours > num_good(ServesLongOnes(), trace, model, config) + 60
 
 
 def test_long_prompts_do_not_go_last_if_length_must_not_count() -> None:

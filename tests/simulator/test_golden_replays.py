@@ -80,8 +80,8 @@ GROUPED = (
 """More policies that can plan around a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
-    ("goodput", "roomy"): "9fb8368f66d97494",
-    ("goodput", "swapping"): "95a6da463e14c585",
+    ("goodput", "roomy"): "05999d0597c16332",
+    ("goodput", "swapping"): "e9dc247ce40a4c48",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

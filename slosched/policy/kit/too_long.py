@@ -27,10 +27,10 @@ class TooLong:
     although it takes the place of several short ones that have yet to come.  All the others then
     wait until they are due, and have no time to spare.
 
-    The latest arrivals tell which lengths come.  The shortest of them go through for which the
-    device has time if as many requests end as start (`Steady`): at the TPOT that steps keep now,
-    and with prompts as long as the mean of these.  So it is asked for all of them first, then for
-    those that go through at that speed, and so on.
+    The arrivals of a longer time tell which lengths come.  The shortest go through, for which the
+    device has time if as many requests end as start (`Steady`): at the TPOT that steps keep
+    now, and with prompts as long as the mean of these.  So it is asked for all of them first, then
+    for those that go through at that speed, and so on.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -64,14 +64,15 @@ class TooLong:
     def most_tokens(self, pace: Pace, view: SchedulerView, kept: Kept) -> float:
         """Return the tokens of the longest prompt for which there is time; infinite if for all.
 
-        Best effort, and who asks for a TPOT that is not `kept`, goes last and takes no time.  It is
-        looked for anew whenever requests have arrived, or none has for a while.
+        Best effort goes last and takes no time, and so does who asks for a TPOT that is not `kept`,
+        unless something is left of a TTFT that makes up for it.  The answer is looked for anew
+        whenever requests have arrived, or none has for a while.
         """
-        num_seen, now_s = self._arrivals.num_seen, view.now_s
-        if num_seen != self._num_seen or now_s >= self._fresh_until_s:
-            span_s = now_s - self._arrivals.longer[0].arrival_s if self._arrivals.longer else 0.0
-            self._num_seen, self._fresh_until_s = num_seen, now_s + _STALE * span_s
-            self._most_tokens = self._longest(pace, view, kept, span_s) if span_s > 0 else math.inf
+        arrivals, now_s = self._arrivals, view.now_s
+        if arrivals.num_seen != self._num_seen or now_s >= self._fresh_until_s:
+            span_s = now_s - arrivals.longer[0].arrival_s if arrivals.longer else 0.0
+            self._num_seen, self._fresh_until_s = arrivals.num_seen, now_s + _STALE * span_s
+            self._most_tokens = self._longest(pace, view, kept, span_s)
         return self._most_tokens
 
     def _longest(self, pace: Pace, view: SchedulerView, kept: Kept, span_s: float) -> float:
@@ -80,14 +81,12 @@ class TooLong:
             for a in self._arrivals.longer
             if not a.is_best_effort and (kept.spare or kept.includes(a.tpot_s, a.ttft_s))
         ]
+        if len(served) < _LEAST_SERVED or span_s <= 0:
+            return math.inf
+        tpot_s = pace.tpot_s if pace.tpot_s < math.inf else min(a.tpot_s for a in served)
         lengths = sorted([a.num_tokens for a in served])
-        tpot_s = (
-            min([pace.tpot_s, *(a.tpot_s for a in served)])
-            if pace.tpot_s == math.inf
-            else pace.tpot_s
-        )
         num = len(lengths)
-        for _ in range(_MOST_TRIED if num else 0):
+        for _ in range(_MOST_TRIED):
             steady = self._arrivals.steady(view, sum(lengths[:num]) / num)
             if steady is None:
                 return math.inf
