@@ -17,13 +17,13 @@ from slosched.policy.kit.drop import reject_hopeless
 from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.giving_way import are_all_due_in_time, give_way, serve_all_decodes
 from slosched.policy.kit.late_gaps import LateGaps, num_due_soon
+from slosched.policy.kit.long_run import LongRun
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.memory import tokens_at_leisure, tokens_in_turn
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, best_order
 from slosched.policy.kit.shortage import Shortage
-from slosched.policy.kit.too_long import TooLong
 from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
 from slosched.policy.kit.while_ahead import limit_while_ahead_s
 from slosched.policy.kit.worth import Worth
@@ -76,7 +76,7 @@ class GoodputParts:
         self._worth = self.worth_class(self._arrivals)
         self._flood = Flood(self._arrivals, self.min_share)
         self._late_gaps = LateGaps(self._arrivals.stays)
-        self._too_long = TooLong(self._arrivals)
+        self._long_run = LongRun(self._arrivals)
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
         """Return an empty step."""
@@ -129,7 +129,7 @@ class GoodputParts:
         prompts, hopeless = split_unkeepable(shortage.prompts, view, kept)
         order = best_order(prompts, shortage.supply, self.fairness, self.ageing)
         if not (self.fairness or self.ageing or self._flood.may_long_start(pace, view)):
-            order = self._too_long.last(order, pace, view, kept)
+            order = self._long_run.long_last(order, pace, view, kept)
         return behind_others(order, hopeless)
 
     def spread(

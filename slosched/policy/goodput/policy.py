@@ -77,7 +77,7 @@ class Goodput(GoodputParts, PlansBesideDecodes, ForeseesDecodes):
        with the seats (`max_num_seqs`) that decodes leave as they end.  Moore and Hodgson's rule
        makes the most of the prompts punctual; the others are late.  If seats are scarcer than
        time and many prompts are late, prompts go by length instead of by deadline.  Prompts that
-       are too long for what arrives in the long run go behind the punctual ones (kit/too_long.py),
+       are too long for what arrives in the long run go behind the punctual ones (kit/long_run.py),
        but not while KV blocks are short and few requests were paused for prompts.  The step takes
        the decodes that are due, then the punctual prompts and the other decodes by deadline, then
        the late prompts, and last those whose TPOT is not kept.  The next step plans all of them

@@ -12,10 +12,10 @@ from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, Limits, Request,
 from slosched.perfmodel import load_model
 from slosched.policy.goodput.policy import Goodput
 from slosched.policy.kit.arrivals import Arrivals
+from slosched.policy.kit.long_run import LongRun
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.punctual import Order, Supply
 from slosched.policy.kit.shortage import Shortage
-from slosched.policy.kit.too_long import TooLong
 from slosched.policy.kit.unkeepable import Kept
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
@@ -45,7 +45,7 @@ def at(now_s: float) -> tuple[Pace, SchedulerView]:
 
 
 def longest(lengths: list[int], num_ended: int = 20) -> float:
-    return TooLong(arrived(lengths, num_ended)[0]).most_tokens(*at(NOW_S), Kept())
+    return LongRun(arrived(lengths, num_ended)[0]).most_tokens(*at(NOW_S), Kept())
 
 
 def test_if_there_is_time_for_all_that_arrive_none_is_too_long() -> None:
@@ -67,14 +67,14 @@ def test_too_few_requests_say_nothing(num_arrivals: int, num_ended: int) -> None
 def test_once_no_more_arrive_there_is_time_for_all() -> None:
     """The 36,000 tokens are those of 2.1 seconds then.  It is not looked at in every step."""
     arrivals, _ = arrived(MIXED)
-    too_long = TooLong(arrivals)
-    assert too_long.most_tokens(*at(NOW_S), Kept()) == 1000
-    assert too_long.most_tokens(*at(1.09), Kept()) == 1000
-    assert too_long.most_tokens(*at(2.1), Kept()) == math.inf
+    long_run = LongRun(arrivals)
+    assert long_run.most_tokens(*at(NOW_S), Kept()) == 1000
+    assert long_run.most_tokens(*at(1.09), Kept()) == 1000
+    assert long_run.most_tokens(*at(2.1), Kept()) == math.inf
 
 
 def test_best_effort_and_tpots_that_are_not_kept_take_no_time() -> None:
-    """Without the 6 prompts of 3,000 tokens, or the 14 of 1,000, there is time for the others."""
+    """Without the six prompts of 3,000 tokens there is time for the others."""
     lengths = [200] * 20 + [900] * 12 + [3000] * 6
 
     def longest(slo: SLO, kept: Kept) -> float:
@@ -86,7 +86,7 @@ def test_best_effort_and_tpots_that_are_not_kept_take_no_time() -> None:
         arrivals.see(prompts)
         for ended in prompts[:20]:
             ended.num_output_tokens, ended.end_reason, ended.end_s = 10, EndReason.LENGTH, NOW_S
-        return TooLong(arrivals).most_tokens(*at(NOW_S), kept)
+        return LongRun(arrivals).most_tokens(*at(NOW_S), kept)
 
     assert longest(SLO(5.0, 0.02), Kept()) < math.inf
     assert longest(SLO(5.0, 0.02), Kept(0.04)) == math.inf
@@ -95,10 +95,10 @@ def test_best_effort_and_tpots_that_are_not_kept_take_no_time() -> None:
 
 def test_an_arrival_is_taken_in_at_once() -> None:
     arrivals, _ = arrived([200] * 40)
-    too_long = TooLong(arrivals)
-    assert too_long.most_tokens(*at(NOW_S), Kept()) == math.inf
+    long_run = LongRun(arrivals)
+    assert long_run.most_tokens(*at(NOW_S), Kept()) == math.inf
     arrivals.see([Request("later", NOW_S, 30_000, 512, SLO(5.0, 0.05))])
-    assert too_long.most_tokens(*at(NOW_S), Kept()) == 200
+    assert long_run.most_tokens(*at(NOW_S), Kept()) == 200
 
 
 def test_who_is_too_long_goes_behind_those_in_time_unless_it_has_begun() -> None:
@@ -108,7 +108,7 @@ def test_who_is_too_long_goes_behind_those_in_time_unless_it_has_begun() -> None
     begun.status = view_of([R("b", 3000, 9.0, done=64)], MODEL).running[0].status
     paused.num_preemptions = 1
     order = Order([waiting, begun, short, paused], [late])
-    assert TooLong(arrivals).last(order, *at(NOW_S), Kept()) == (
+    assert LongRun(arrivals).long_last(order, *at(NOW_S), Kept()) == (
         [begun, short, paused],
         [waiting, late],
     )
@@ -119,7 +119,7 @@ def test_without_a_tpot_of_decodes_that_of_the_arrivals_limits_steps() -> None:
     view = view_of([], MODEL, now_s=NOW_S)
     pace = Pace.of((), MODEL, NOW_S)
     assert pace.tpot_s == math.inf
-    assert TooLong(arrivals).most_tokens(pace, view, Kept()) == 1000
+    assert LongRun(arrivals).most_tokens(pace, view, Kept()) == 1000
 
 
 def test_in_an_overload_more_requests_are_good_if_those_that_are_too_long_go_last() -> None:
@@ -128,10 +128,10 @@ def test_in_an_overload_more_requests_are_good_if_those_that_are_too_long_go_las
     class ServesLongOnes(Goodput):
         def reset(self) -> None:
             super().reset()
-            self._too_long = NoneIs(self._arrivals)
+            self._long_run = NoneIs(self._arrivals)
 
-    class NoneIs(TooLong):
-        def last(self, order: Order, *_: object) -> Order:
+    class NoneIs(LongRun):
+        def long_last(self, order: Order, *_: object) -> Order:
             return order
 
     trace = synthesize("azure_conv", num_requests=800, seed=3).scaled_to(46.0)
@@ -148,7 +148,7 @@ def test_long_prompts_do_not_go_last_if_length_must_not_count() -> None:
     limits = Limits(deadline_rule=DeadlineRule.MEAN_TPOT)
 
     def order(policy: Goodput) -> list[str]:
-        policy._too_long = TooLong(arrivals)
+        policy._long_run = LongRun(arrivals)
         view = view_of([R("d", 11, 9.0, out=1)], MODEL, now_s=NOW_S, limits=limits)
         pace = Pace.of(view.running, MODEL, NOW_S)
         timed = [(prompts[39], 0.15), (prompts[20], 0.05)]

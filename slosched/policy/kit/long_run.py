@@ -1,4 +1,4 @@
-"""Prompts that are too long to be served while more arrive than there is time for."""
+"""Prompts that are too long to be served if more arrive than there is time for, and go on to."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MOST_TRIED = 4
 """Mean prompts for which the speed of the device is asked."""
 
 
-class TooLong:
-    """Tells which prompts are longer than there is time for in the long run.
+class LongRun:
+    """Tells which prompts are too long for what arrives in the long run, and puts them last.
 
     If more prompts arrive than the device has time for, the most requests are good if it serves
     the shortest of them.  Who plans the prompts that wait now, and no others, gives up those that
@@ -39,7 +39,7 @@ class TooLong:
         self._fresh_until_s = -math.inf
         self._most_tokens = math.inf
 
-    def last(self, order: Order, pace: Pace, view: SchedulerView, kept: Kept) -> Order:
+    def long_last(self, order: Order, pace: Pace, view: SchedulerView, kept: Kept) -> Order:
         """Return the order with the prompts that are too long behind the others in time.
 
         Those that have begun, or were preempted, stay in their places.
