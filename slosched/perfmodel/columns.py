@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from numpy.typing import NDArray
 
 from slosched.core import BatchShape
@@ -31,19 +30,9 @@ class Columns:
     num_swapped_blocks: Array
 
     def __init__(self, shapes: Sequence[BatchShape]) -> None:
-        self._fill({n: np.array([getattr(s, n) for s in shapes]) for n in BatchShape.__slots__})
-
-    @classmethod
-    def of(cls, length: int, **sums: npt.ArrayLike) -> Columns:
-        """Return the columns of `length` shapes with these sums; all others are 0."""
-        columns = cls.__new__(cls)
-        columns._fill({name: np.zeros(length) for name in BatchShape.__slots__})
-        columns._fill(sums)
-        return columns
-
-    def _fill(self, sums: Mapping[str, npt.ArrayLike]) -> None:
-        for name, values in sums.items():
-            setattr(self, name, np.asarray(values, dtype=np.float64))
+        for name in BatchShape.__slots__:
+            values = np.array([getattr(shape, name) for shape in shapes], dtype=np.float64)
+            setattr(self, name, values)
         self.num_tokens = self.num_prefill_tokens + self.num_decodes + self.num_draft_tokens
         self.num_reqs = self.num_prefills + self.num_decodes
 

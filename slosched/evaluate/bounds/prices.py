@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, cast
@@ -12,21 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slosched.core import ATTENTION_TILE_TOKENS, BatchShape, Limits
-from slosched.perfmodel.attention.separate import SeparateAttention
-from slosched.perfmodel.columns import Columns
-from slosched.perfmodel.layered import LayeredModel
 
 FloatArray = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 
 _PREFILL_CELLS, _DECODE_CELLS, _CONTEXT_CELLS, _PAIR_CELLS = 40, 16, 32, 12
 _MAX_ROUNDS = 60
-_FILLED = [
-    i
-    for i, name in enumerate(BatchShape.__slots__)
-    if name not in ("num_draft_tokens", "num_swapped_blocks")
-]
-"""The columns of `Columns.matrix` in which the least shapes have numbers other than 0."""
 
 
 class StepTimes(Protocol):
@@ -92,8 +82,14 @@ class LegalSteps:
         self._most_tokens = min(most_tokens, self._kv_tokens)
         self._most_decodes = min(limits.max_num_seqs, self._most_tokens)
         self._max_context_tokens = min(max_context_tokens, self._kv_tokens)
-        least, self._highs = self._cells()
-        self._lows_s = _seconds(model, least)
+        lows_s: list[float] = []
+        highs: list[tuple[int, int, int, int, int]] = []
+        predict = model.predict
+        for least, most in self._cells():
+            lows_s.append(predict(least))
+            highs.append(most)
+        self._lows_s = np.array(lows_s)
+        self._highs = np.array(highs, dtype=np.float64)
         self._found: dict[bytes, StepPrices] = {}
 
     def dearest(self, weights: FloatArray) -> StepPrices:
@@ -108,11 +104,12 @@ class LegalSteps:
             self._found[key] = StepPrices(*prices.tolist())
         return self._found[key]
 
-    def _cells(self) -> tuple[Columns, FloatArray]:
-        """Return the least shape of each cell, and its greatest (t, Bd, t2, t3, steps)."""
+    def _cells(self) -> Iterator[tuple[BatchShape, tuple[int, int, int, int, int]]]:
+        """Yield the least shape of each cell, and its greatest (t, Bd, t2, t3, steps).
+
+        As there may be 200,000 cells, they share one shape, which the next cell changes.
+        """
         max_tokens, longest = self._most_tokens, self._max_context_tokens
-        rows: list[tuple[int, int, int, int, int, int]] = []
-        pairs: list[Counts] = []
         for (t, t_high), (d, d_high) in itertools.product(
             _ranges(max_tokens, _PREFILL_CELLS, 1), _ranges(self._most_decodes, _DECODE_CELLS, 1)
         ):
@@ -120,15 +117,14 @@ class LegalSteps:
                 continue
             t_high, d_high = min(t_high, max_tokens - d), min(d_high, max_tokens - t)
             most_context = min(d_high * longest, self._kv_tokens - t)
-            for c, c_high in _within(d, most_context, _CONTEXT_CELLS).tolist():
+            shape = _of_counts(t, d)
+            for c, c_high in _within(d, most_context, _CONTEXT_CELLS):
+                shape.decode_context_tokens = c
+                shape.max_decode_context_tokens = -(-c // d_high) if d else 0
                 most_pairs = t_high * min(longest, self._kv_tokens - c)
-                rows.append((t, t_high, d, d_high, c, c_high))
-                pairs.append(_within(t, most_pairs, _PAIR_CELLS))
-        counts = [len(some) for some in pairs]
-        ts, t_highs, ds, d_highs, cs, c_highs = np.repeat(np.array(rows), counts, axis=0).T
-        ps, p_highs = np.concatenate(pairs).T
-        highs = [t_highs, d_highs, p_highs, c_highs, np.ones(len(ts))]
-        return _least(ts, t_highs, ds, d_highs, cs, ps), np.column_stack(highs)
+                for p, p_high in _within(t, most_pairs, _PAIR_CELLS):
+                    _set_pairs(shape, p, t_high)
+                    yield shape, (t_high, d_high, p_high, c_high, 1)
 
 
 _kept = lru_cache(maxsize=4)(LegalSteps)
@@ -154,66 +150,44 @@ def _edges(num_cells: int, power: int) -> FloatArray:
 
 
 @lru_cache(maxsize=4096)
-def _within(least: int, most: int, num_cells: int) -> Counts:
+def _within(least: int, most: int, num_cells: int) -> list[tuple[int, int]]:
     """Return cells that cover least … most, finer where small; only (0, 0) if `least` is 0."""
     if least == 0:
-        return np.zeros((1, 2), dtype=np.int64)
+        return [(0, 0)]
     ranges = _ranges(most, num_cells, 2)[1:]
-    cells = [(max(low, least), high) for low, high in ranges if high >= least]
-    return np.array(cells, dtype=np.int64).reshape(-1, 2)
+    return [(max(low, least), high) for low, high in ranges if high >= least]
 
 
-def _least(t: Counts, t_high: Counts, d: Counts, d_high: Counts, c: Counts, p: Counts) -> Columns:
-    """Return the least shapes with t prefill tokens, d decodes, p pairs and c tokens of contexts.
+def _of_counts(t: int, d: int) -> BatchShape:
+    """Return the least fields of a step with t prefill tokens and d decodes, but no contexts yet.
 
-    A chunk has two tokens or more.  The keys of a query row are at most its chunk's context, and at
-    most the tokens that its tile walks over.
+    A chunk has two tokens or more.
     """
-    longest_decode = -(-c // np.maximum(d_high, 1)) * (d > 0)
-    chunk = -(-p // np.maximum(t_high, 1)) * (t > 0)
-    return Columns.of(
-        len(t),
-        num_prefill_tokens=t,
-        num_prefills=t > 0,
-        num_decodes=d,
-        prefill_attention_tokens=p,
-        squared_chunk_tokens=2 * t,
-        prefill_context_tokens=np.maximum(chunk, t),
-        num_prefill_tiles=-(-t // ATTENTION_TILE_TOKENS),
-        prefill_tile_tokens=-(-p // ATTENTION_TILE_TOKENS),
-        decode_context_tokens=c,
-        max_context_tokens=np.maximum(longest_decode, chunk),
-        max_decode_context_tokens=longest_decode,
-    )
+    shape = BatchShape()
+    shape.num_decodes, shape.num_prefill_tokens = d, t
+    if t:
+        shape.num_prefills = 1
+        shape.squared_chunk_tokens = 2 * t
+        shape.num_prefill_tiles = -(-t // ATTENTION_TILE_TOKENS)
+    return shape
 
 
-def _seconds(model: StepTimes, shapes: Columns) -> FloatArray:
-    """Return what `model` predicts for each of the shapes.
+def _set_pairs(shape: BatchShape, p: int, t_high: int) -> None:
+    """Set the least fields of a step with p pairs, once those of its decodes are set.
 
-    Where attention has separate kernels, asking for all at once gives the same but for rounding, in
-    a sixth of the time.  A joint kernel predicts one shape by a table, which differs by 4e-7.
+    The keys of a query row are at most its chunk's context, and at most the tokens that its tile
+    walks over.
     """
-    if isinstance(model, LayeredModel) and isinstance(model.attention, SeparateAttention):
-        return model.column_seconds(shapes)
-    shape, predict, columns = BatchShape(), model.predict, shapes.matrix().astype(np.int64)
-    # There may be 200,000 of them, so they share one object, which the loop changes.
-    lows_s = [
-        predict(shape)
-        for (
-            shape.decode_context_tokens,
-            shape.max_context_tokens,
-            shape.max_decode_context_tokens,
-            shape.num_decodes,
-            shape.num_prefill_tiles,
-            shape.num_prefill_tokens,
-            shape.num_prefills,
-            shape.prefill_attention_tokens,
-            shape.prefill_context_tokens,
-            shape.prefill_tile_tokens,
-            shape.squared_chunk_tokens,
-        ) in zip(*(columns[:, i].tolist() for i in _FILLED), strict=True)
-    ]
-    return np.array(lows_s)
+    longest = shape.max_decode_context_tokens
+    t = shape.num_prefill_tokens
+    if t:
+        chunk = -(-p // t_high)
+        shape.prefill_attention_tokens = p
+        shape.prefill_context_tokens = chunk if chunk > t else t
+        shape.prefill_tile_tokens = -(-p // ATTENTION_TILE_TOKENS)
+        if chunk > longest:
+            longest = chunk
+    shape.max_context_tokens = longest
 
 
 def _recompute(weights: FloatArray) -> list[float]:
