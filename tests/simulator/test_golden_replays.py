@@ -80,7 +80,7 @@ GROUPED = (
 """More policies that can plan around a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
-    ("goodput", "roomy"): "05999d0597c16332",
+    ("goodput", "roomy"): "70a226c59466effd",
     ("goodput", "swapping"): "e9dc247ce40a4c48",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",

@@ -10,8 +10,9 @@ from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.punctual import Order
 from slosched.policy.kit.unkeepable import Kept
 
-_STALE = 0.1
-"""Share of the time in which the latest requests came after which the answer is looked for anew."""
+_STALE = 1 / 16
+"""Share of the latest requests that have to be new, or of the time in which they came that has to
+pass, before the answer is looked for anew: that takes some tenths of a millisecond."""
 _LEAST_SERVED = 16
 """Latest requests to be served, at least, that tell which lengths come."""
 _MOST_TRIED = 4
@@ -35,7 +36,7 @@ class LongRun:
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
-        self._num_seen = 0
+        self._fresh_until_seen = 0
         self._fresh_until_s = -math.inf
         self._most_tokens = math.inf
 
@@ -66,12 +67,14 @@ class LongRun:
 
         Best effort goes last and takes no time, and so does who asks for a TPOT that is not `kept`,
         unless something is left of a TTFT that makes up for it.  The answer is looked for anew
-        whenever requests have arrived, or none has for a while.
+        when some requests have arrived, or none has for a while.
         """
         arrivals, now_s = self._arrivals, view.now_s
-        if arrivals.num_seen != self._num_seen or now_s >= self._fresh_until_s:
-            span_s = now_s - arrivals.longer[0].arrival_s if arrivals.longer else 0.0
-            self._num_seen, self._fresh_until_s = arrivals.num_seen, now_s + _STALE * span_s
+        num_known = len(arrivals.longer)
+        if arrivals.num_seen >= self._fresh_until_seen or now_s >= self._fresh_until_s:
+            span_s = now_s - arrivals.longer[0].arrival_s if num_known else 0.0
+            self._fresh_until_s = now_s + _STALE * span_s
+            self._fresh_until_seen = arrivals.num_seen + max(1, round(_STALE * num_known))
             self._most_tokens = self._longest(pace, view, kept, span_s)
         return self._most_tokens
 
