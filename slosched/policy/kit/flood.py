@@ -66,7 +66,7 @@ class Flood:
     def may_long_start(self, pace: Pace, view: SchedulerView) -> bool:
         """Tell whether long prompts may take blocks that are short.
 
-        They may as long as the requests that were paused for prompts would fill a small part of the
+        They may as long as the requests that were paused for prompts would fill at most half of the
         cache.  While they would fill more, there is hardly time to compute them anew.
         """
         kv, tokens_per_s = view.kv, self.arrivals.tokens_per_s(view.now_s)
