@@ -21,6 +21,7 @@ from slosched.fleet.spec import make_router, make_scaler
 from slosched.fleet.split import check_pools
 from slosched.fleet.split_setup import AnyFleet, SplitSetup
 from slosched.fleet.view import ReplicaKind
+from slosched.workload import parse_duration
 
 _DEFAULT_ROUTER = "round_robin"
 _DEFAULT_SCALER = "predicted"
@@ -73,11 +74,14 @@ def least_and_most(text: str) -> tuple[int | None, str]:
 
 
 def failure(text: str) -> Failure:
-    """Return the failure that a text such as "1@30s" means; raise BadParameter for any other."""
+    """Return the failure that a text such as "1@30s" means; raise ValueError for any other."""
     index, at, time = text.partition("@")
     if not at or not index.isdecimal():
-        raise typer.BadParameter(f"{text!r} is not REPLICA@TIME, as in 1@30s")
-    return Failure(options.duration(time), int(index))
+        raise ValueError(f"--fail {text!r} is not REPLICA@TIME, as in 1@30s")
+    try:
+        return Failure(parse_duration(time), int(index))
+    except ValueError as error:
+        raise ValueError(f"--fail {text!r}: {error}") from None
 
 
 @dataclass(frozen=True)

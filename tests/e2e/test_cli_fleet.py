@@ -161,7 +161,8 @@ def test_the_capacity_of_two_replicas_is_larger_than_that_of_one(cli: Cli, tmp_p
         (["--replicas", "2", "--scaler", "predicted"], "--replicas 2..8"),
         (["--scaler", "predicted"], "add --replicas 4"),
         (["--replicas", "1..2", "--scaler", "predicted", "--scaler", "kv_use"], "one --scaler"),
-        (["--replicas", "2", "--fail", "1"], "is not REPLICA@TIME"),
+        (["--replicas", "2", "--fail", "1"], "--fail '1' is not REPLICA@TIME"),
+        (["--replicas", "2", "--fail", "1@soon"], "--fail '1@soon': 'soon' is not a duration"),
         (["--replicas", "2", "--fail", "2@1s"], "there are replicas 0 to 1"),
         (
             ["--replicas", "2", "--router", "round_robin", "--router", "least_tokens"],
