@@ -122,8 +122,8 @@ def test_goodput_lends_only_where_nearly_all_ask_for_the_same_tpot() -> None:
 
 
 def test_long_answers_in_a_small_cache_take_turns() -> None:
-    """Answers of 800 tokens in 21,856; before blocks were lent to prompts, 94 were in time."""
-    trace = synthesize("servegen_r1", num_requests=150, seed=3).scaled_to(3.0)
+    """Answers of 800 tokens in 21,856: 129 are in time, and 110 if no blocks are lent to prompts."""
+    trace = synthesize("servegen_r1", num_requests=150, seed=4).scaled_to(3.0)
     trace = trace.with_slo(Tiers((SLO(5.0, 0.1),), (1.0,)))
     model, config = load_model("l40s/llama-3.1-8b"), SimulationConfig(Limits(), num_blocks=1366)
-    assert num_good(make_policy("goodput"), trace, model, config) >= 120
+    assert num_good(make_policy("goodput"), trace, model, config) >= 122

@@ -60,7 +60,17 @@ def test_a_step_takes_about_the_tokens_that_decodes_free_while_blocks_are_few() 
     # Stays of 40 tokens; a cache of 8,000 is freed at 200 tokens a step, of which 1.5 are taken.
     decodes = R("a", 3990, 1.0, out=20), R("b", 3990, 1.0, out=20)
     view = full_view(*decodes, R("prompt", 500, 9.0), num_blocks=8000)
-    assert tokens_in_turn(pace_of(view), view.running, view) == 300
+    assert tokens_in_turn(pace_of(view), view.running, 0, view) == 300
+
+
+def test_of_free_blocks_a_step_takes_an_eighth() -> None:
+    # 300 tokens as before, and 160 of the 1,280 that are free: else they would stay so while prompts
+    # wait, if decodes stay for less time than they are thought to.
+    decodes = R("a", 3990, 1.0, out=20), R("b", 3990, 1.0, out=20)
+    view = full_view(*decodes, R("prompt", 500, 9.0), num_blocks=8000)
+    block_size = view.kv.block_size
+    assert tokens_in_turn(pace_of(view), view.running, 1280 // block_size, view) == 300 + 160
+    assert tokens_in_turn(pace_of(view), view.running, 8000 // block_size, view) is None
 
 
 def test_a_step_takes_no_fewer_tokens_than_a_cheap_chunk_has() -> None:
@@ -68,13 +78,13 @@ def test_a_step_takes_no_fewer_tokens_than_a_cheap_chunk_has() -> None:
     # 128 take 25 us each, 256 take (200 · 25 + 56 · 50) / 256 = 30.5.
     decodes = R("a", 3990, 1.0, out=1000), R("b", 3990, 1.0, out=1000)
     view = full_view(*decodes, R("prompt", 500, 9.0), num_blocks=8000)
-    assert tokens_in_turn(pace_of(view), view.running, view) == 128
+    assert tokens_in_turn(pace_of(view), view.running, 0, view) == 128
 
 
 def test_memory_limits_no_step_that_holds_fewer_tokens_anyway() -> None:
     # Stays of 10 tokens: 8,000 · 1.5 / 10 = 1,200 tokens a step.
     view = full_view(R("a", 90, 1.0, out=5), R("prompt", 500, 9.0), num_blocks=8000)
-    assert tokens_in_turn(pace_of(view), view.running, view) is None
+    assert tokens_in_turn(pace_of(view), view.running, 0, view) is None
 
 
 def test_time_is_scarcer_than_blocks_if_a_step_has_none_for_what_decodes_free() -> None:

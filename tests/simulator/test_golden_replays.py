@@ -81,7 +81,7 @@ GROUPED = (
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
     ("goodput", "roomy"): "70a226c59466effd",
-    ("goodput", "swapping"): "e9dc247ce40a4c48",
+    ("goodput", "swapping"): "38ffc4e92af238db",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

@@ -159,7 +159,7 @@ class GoodputParts:
             return False
         pack.reserved_blocks += len(decodes)  # Each will need its next block soon.
         add_without_preempting(batch, decodes)
-        tokens = tokens_in_turn(pace, decodes, view)
+        tokens = tokens_in_turn(pace, decodes, pack.num_free_blocks, view)
         batch.num_free_tokens = min(batch.num_free_tokens, tokens or batch.num_free_tokens)
         pack.add(self._flood.in_turn(self.order(shortage), prompts, pace, view, self.fairness))
         return True

@@ -90,10 +90,11 @@ class Goodput(GoodputParts, PlansBesideDecodes, ForeseesDecodes):
        by a long step, and then a whole chunk runs beside all of them.  The steps between leave out
        decodes that ask for much more than the TPOT kept and are ahead.
     6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, and a step takes
-       about as many prompt tokens as decodes free in it.  A decode that lacks a block gets it from
-       the one that is furthest ahead (kit/pausing.py), and so do prompts that are due soon, if it
-       is ahead by much more than it takes to compute it anew (kit/lending.py), and if nearly all
-       ask for the same TPOT.  If more prompts arrive than decodes make room for, they go by length.
+       about as many prompt tokens as decodes free in it, and an eighth of what is free.  A decode
+       that lacks a block gets it from the one that is furthest ahead (kit/pausing.py), and so do
+       prompts that are due soon, if it is ahead by much more than it takes to compute it anew
+       (kit/lending.py), and if nearly all ask for the same TPOT.  If more prompts arrive than
+       decodes make room for, they go by length.
        Once half of the cache is filled, prompts that have time are spread over more steps.
     7. Best effort, and what is due much later, gives its seats and KV blocks to prompts that lack
        them (kit/make_way.py).  Best effort then waits until there is more room than it needs.

@@ -17,7 +17,8 @@ from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.punctual import Supply, Timed, are_in_time
 
 _FULL_STEPS = 8
-"""Blocks are few if so many steps with the most tokens would take all that are free."""
+"""Blocks are few if so many steps with the most tokens would take all that are free.  Prompts then
+take this part of them in a step."""
 _TURNOVER = 1.5
 """Prompt tokens of a step, as a multiple of those that decodes free in it when the cache is full.
 
@@ -75,18 +76,22 @@ def has_time_for_freed(pace: Pace, limit_s: float, stay_tokens: float, view: Sch
     return chunk is not None and chunk.num_tokens >= freed
 
 
-def tokens_in_turn(pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> int | None:
+def tokens_in_turn(
+    pace: Pace, decodes: Sequence[Request], num_free_blocks: int, view: SchedulerView
+) -> int | None:
     """Return the most prompt tokens of a step beside all decodes while blocks are short.
 
-    They are about as many as decodes free in a step, and never fewer than a cheap chunk has.
-    Returns None if so many fit into no step anyway.
+    They are about as many as decodes free in a step, never fewer than a cheap chunk has, and an
+    eighth of what is free: what decodes free is estimated, and free blocks serve nobody.  Returns
+    None if so many fit into no step anyway.
     """
     max_tokens = view.limits.max_num_batched_tokens
     cheap = next(_from_cheap(pace, view.model, max_tokens), None)
     if cheap is None:
         return None
     freed = _TURNOVER * tokens_freed(stay_tokens(decodes), view.kv)
-    tokens = int(max(freed, cheap.num_tokens))
+    free = max(0, num_free_blocks) * view.kv.block_size / _FULL_STEPS
+    tokens = int(max(freed, cheap.num_tokens) + free)
     return tokens if tokens < max_tokens - len(decodes) else None
 
 
